@@ -1,0 +1,238 @@
+"""Populated activation regions: unique patterns with their counts and errors.
+
+Implements eq:emp_risk. (per region: ``N_l`` and the summed error ``N_l R(h_l)``).
+
+Tables form a monoid under ``merge``: the table of two data sets together is the merge of their tables, in any order, and
+the empty table is its unit. Regions stand in a canonical order (by a fixed hash of the pattern, then by its words), so
+that equal data give equal tables whatever the order of their rows.
+
+The table holds its patterns once, laid out in panels for the kernels; ``patterns`` gives them back row by row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from terrafirma.core import _kernels
+from terrafirma.core.patterns import BoolArray, FloatArray, IntArray, PackedPatterns, WordArray
+from terrafirma.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
+
+__all__ = ["RegionTable", "check_errors", "fill_panels", "lay_out"]
+
+
+@dataclass(frozen=True, eq=False)
+class RegionTable:
+    """Populated regions in canonical order.
+
+    Attributes
+    ----------
+    panels : uint64 array (ceil(L / 16), W, 16)
+        The L distinct patterns, ``panels[l // 16, w, l % 16]`` being word w of pattern l; zeros fill the last panel.
+    n_units : int
+        Units of a pattern (M).
+    counts : int64 array (L,)
+        Samples in each region (N_l).
+    error_sum : float64 array (L,)
+        Summed error of the samples in each region (N_l R(h_l)), each error in [0, 1].
+    label_counts : sparse int64 array (L, C), optional
+        Samples of each label in each region.
+    sample_region : int64 array (N,), optional
+        The region of each sample.
+    """
+
+    panels: WordArray
+    n_units: int
+    counts: IntArray
+    error_sum: FloatArray
+    label_counts: csr_array | None = None
+    sample_region: IntArray | None = None
+
+    @classmethod
+    def build(
+        cls, patterns: PackedPatterns, errors: Any, *, labels: Any = None, keep_samples: bool = False
+    ) -> RegionTable:
+        """The table of a data set.
+
+        Parameters
+        ----------
+        patterns : PackedPatterns
+            One row each sample.
+        errors : array (n,)
+            The error of each sample, in [0, 1].
+        labels : integer array (n,), optional
+            Classes from 0; counted for each region if given.
+        keep_samples : bool
+            Whether to keep the region of each sample.
+        """
+        errors = check_errors(errors, len(patterns))
+        labels = None if labels is None else _check_labels(labels, len(patterns))
+        order, first = _group(patterns.words)
+        sample_region = np.empty(len(order), dtype=np.int64)
+        sample_region[order] = np.cumsum(first) - 1
+        starts = np.flatnonzero(first)
+        n_regions = len(starts)
+        return cls(
+            panels=lay_out(patterns.words, order[starts]),
+            n_units=patterns.n_units,
+            counts=np.diff(starts, append=len(order)),
+            error_sum=np.bincount(sample_region, weights=errors, minlength=n_regions),
+            label_counts=None if labels is None else _count_labels(sample_region, labels, n_regions),
+            sample_region=sample_region if keep_samples else None,
+        )
+
+    @classmethod
+    def empty(cls, n_units: int) -> RegionTable:
+        """The table of no sample: the unit of ``merge``."""
+        return cls.build(PackedPatterns.empty(n_units), np.zeros(0), keep_samples=True)
+
+    def merge(self, other: RegionTable) -> RegionTable:
+        """The table of both data sets together.
+
+        Label counts and the region of each sample (first all of this table's samples, then all of the other's) are kept
+        where both tables have them; a table without samples takes nothing away.
+        """
+        if self.n_units != other.n_units:
+            raise InvalidInput(
+                f"Tables to merge must have patterns of one size. Got {self.n_units} and {other.n_units} units; "
+                "record the same layers for both."
+            )
+        if len(self) == 0 or len(other) == 0:
+            return other if len(self) == 0 else self
+        words = np.concatenate([self.patterns.words, other.patterns.words])
+        order, first = _group(words)
+        region = np.empty(len(order), dtype=np.int64)
+        region[order] = np.cumsum(first) - 1
+        starts = np.flatnonzero(first)
+        counts = np.zeros(len(starts), dtype=np.int64)
+        np.add.at(counts, region, np.concatenate([self.counts, other.counts]))
+        error_sum = np.bincount(region, weights=np.concatenate([self.error_sum, other.error_sum]))
+        label_counts, sample_region = None, None
+        if self.label_counts is not None and other.label_counts is not None:
+            label_counts = _stack_label_counts(self.label_counts, other.label_counts, region, len(starts))
+        if self.sample_region is not None and other.sample_region is not None:
+            sample_region = region[np.concatenate([self.sample_region, len(self) + other.sample_region])]
+        return RegionTable(
+            lay_out(words, order[starts]), self.n_units, counts, error_sum, label_counts, sample_region
+        )
+
+    @property
+    def patterns(self) -> PackedPatterns:
+        """The patterns row by row, as a copy."""
+        return self.rows(np.arange(len(self)))
+
+    def rows(self, regions: IntArray) -> PackedPatterns:
+        """The patterns of some regions, as a copy."""
+        return PackedPatterns(self.panels[regions // _kernels.ROWS, :, regions % _kernels.ROWS], self.n_units)
+
+    @cached_property
+    def panel_counts(self) -> IntArray:
+        """Counts by panel and row, int64 (panels, 16); the rows that fill the last panel count nothing."""
+        return fill_panels(self.counts)
+
+    @property
+    def n_samples(self) -> int:
+        """Samples in all regions (N)."""
+        return int(self.counts.sum())
+
+    def __len__(self) -> int:
+        return len(self.counts)
+
+    def __repr__(self) -> str:
+        return f"RegionTable({len(self)} regions of {self.n_units} units, {self.n_samples} samples)"
+
+
+def check_errors(errors: Any, n: int, name: str = "errors") -> FloatArray:
+    """``errors`` as float64 (n,), each in [0, 1]."""
+    values = np.asarray(errors)
+    if values.dtype.kind not in "bfiu" or values.shape != (n,):
+        raise InvalidInput(
+            f"{name} must be numbers of shape ({n},), one for each row of patterns. "
+            f"Got {values.dtype} of shape {values.shape}."
+        )
+    values = values.astype(np.float64)
+    bad = ~((values >= 0) & (values <= 1))
+    if bad.any():
+        row = int(np.argmax(bad))
+        raise InvalidInput(f"{name} must lie in [0, 1]. Got {values[row]} in row {row}; scale the error function.")
+    return values
+
+
+def _check_labels(labels: Any, n: int) -> IntArray:
+    values = np.asarray(labels)
+    if values.dtype.kind not in "iu" or values.shape != (n,) or (n and values.min() < 0):
+        raise InvalidInput(
+            f"labels must be integers from 0 of shape ({n},), one for each row of patterns. "
+            f"Got {values.dtype} of shape {values.shape}{f', smallest {values.min()}' if values.size else ''}."
+        )
+    return values.astype(np.int64)
+
+
+def _group(words: WordArray) -> tuple[IntArray, BoolArray]:
+    """An order of rows in which equal patterns are neighbours, canonical among distinct ones; where each group begins."""
+    hashes = np.empty(len(words), dtype=np.uint64)
+    _kernels.hash_rows(words, hashes)
+    order = np.argsort(hashes, kind="stable")
+    hashes = hashes[order]
+    first = np.empty(len(order), dtype=np.bool_)
+    _kernels.differs_from_previous(words, order, first)
+    same_hash = hashes[1:] == hashes[:-1]
+    if (first[1:] & same_hash).any():  # two patterns with one hash: rare, so sort the whole by hash and words
+        order = np.lexsort([*words.T[::-1], _unsorted(hashes, order)])
+        _kernels.differs_from_previous(words, order, first)
+    return order, first
+
+
+def _unsorted(values: WordArray, order: IntArray) -> WordArray:
+    out = np.empty_like(values)
+    out[order] = values
+    return out
+
+
+def lay_out(words: WordArray, rows: IntArray) -> WordArray:
+    """Some rows in panels (see ``_kernels``), zeros filling the last: uint64 (ceil(rows / 16), W, 16)."""
+    height = _kernels.ROWS
+    panels = np.zeros((-(-len(rows) // height), words.shape[1], height), dtype=np.uint64)
+    step = 256 * height
+    for start in range(0, len(rows), step):
+        part = words[rows[start : start + step]]
+        whole = len(part) // height
+        target = panels[start // height :]
+        target[:whole] = part[: whole * height].reshape(whole, height, words.shape[1]).transpose(0, 2, 1)
+        if whole * height < len(part):
+            target[whole, :, : len(part) - whole * height] = part[whole * height :].T
+    return panels
+
+
+def fill_panels(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Values (n, ...) by panel and row, (ceil(n / 16), 16, ...), zeros filling the last panel."""
+    n, height = len(values), _kernels.ROWS
+    filled = np.zeros((-(-n // height) * height, *values.shape[1:]), dtype=values.dtype)
+    filled[:n] = values
+    return filled.reshape(-1, height, *values.shape[1:])
+
+
+def _count_labels(regions: IntArray, labels: IntArray, n_regions: int) -> csr_array:
+    from scipy.sparse import coo_array
+
+    n_labels = int(labels.max(initial=-1)) + 1
+    ones = np.ones(len(labels), dtype=np.int64)
+    return coo_array((ones, (regions, labels)), shape=(n_regions, n_labels)).tocsr()
+
+
+def _stack_label_counts(a: csr_array, b: csr_array, region: IntArray, n_regions: int) -> csr_array:
+    """Label counts of two tables whose rows go to ``region``."""
+    from scipy.sparse import coo_array
+
+    a, b = a.tocoo(), b.tocoo()
+    rows = region[np.concatenate([a.row, b.row + a.shape[0]])]
+    shape = (n_regions, max(a.shape[1], b.shape[1]))
+    columns = np.concatenate([a.col, b.col])
+    return coo_array((np.concatenate([a.data, b.data]), (rows, columns)), shape=shape).tocsr()

@@ -1,0 +1,100 @@
+"""Weighting functions: how much a training sample counts, by Hamming distance.
+
+Implements eq:density. (the closeness ``k(h_i, h_j) = d(Hamming(p_i, p_j))``, which must fall with distance: section
+s:weighting_function). A weighting gives its logs, ``log_d(M)[b] = log d(b)`` for b = 0..M; where ``u`` and ``z`` have a
+better form than the general sum, ``normalizers`` knows it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+
+from terrafirma.core.patterns import FloatArray
+from terrafirma.errors import InvalidInput
+
+__all__ = ["Exponential", "Gaussian", "Tabulated", "Weighting"]
+
+
+@runtime_checkable
+class Weighting(Protocol):
+    """A non-increasing positive function of Hamming distance."""
+
+    def log_d(self, M: int) -> FloatArray:
+        """Logs of the closeness at distances 0..M: float64 (M + 1,)."""
+        ...
+
+
+@dataclass(frozen=True)
+class Gaussian:
+    """The paper's weighting, ``d(h) = exp(-h^2 / (2 rho^2))``.
+
+    >>> Gaussian(rho=2.0).log_d(4)
+    array([-0.   , -0.125, -0.5  , -1.125, -2.   ])
+    """
+
+    rho: float
+
+    def __post_init__(self) -> None:
+        check_positive("rho", self.rho, "the kernel's width in bits")
+
+    def log_d(self, M: int) -> FloatArray:
+        with np.errstate(over="ignore"):
+            return np.asarray(-0.5 * np.square(np.arange(M + 1) / self.rho))
+
+
+@dataclass(frozen=True)
+class Exponential:
+    """``d(h) = exp(-h / tau)``: each differing bit costs the same factor.
+
+    >>> Exponential(tau=2.0).log_d(4)
+    array([-0. , -0.5, -1. , -1.5, -2. ])
+    """
+
+    tau: float
+
+    def __post_init__(self) -> None:
+        check_positive("tau", self.tau, "the distance in bits over which closeness falls by e")
+
+    def log_d(self, M: int) -> FloatArray:
+        with np.errstate(over="ignore"):
+            return np.asarray(-np.arange(M + 1) / self.tau)
+
+
+@dataclass(frozen=True, eq=False)
+class Tabulated:
+    """Any non-increasing positive weighting, as the logs of its values at distances 0..M.
+
+    >>> Tabulated([0.0, -1.0, -1.5]).log_d(2)
+    array([ 0. , -1. , -1.5])
+    """
+
+    log_values: Any
+
+    def __post_init__(self) -> None:
+        log_values = np.array(self.log_values, dtype=np.float64)
+        if log_values.ndim != 1 or not np.isfinite(log_values).all() or (np.diff(log_values) > 0).any():
+            raise InvalidInput(
+                "log_values must be a list of finite numbers, one for each distance 0..M, that never increases. "
+                f"Got {self.log_values!r:.80}."
+            )
+        log_values.setflags(write=False)
+        object.__setattr__(self, "log_values", log_values)
+
+    def log_d(self, M: int) -> FloatArray:
+        if len(self.log_values) != M + 1:
+            raise InvalidInput(
+                f"log_values must have M + 1 = {M + 1} entries for patterns of {M} units. "
+                f"Got {len(self.log_values)}; give one for each distance 0..M."
+            )
+        return np.asarray(self.log_values)
+
+
+def check_positive(name: str, value: Any, meaning: str) -> None:
+    """Raise unless ``value`` is a positive finite number."""
+    number = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
+    if not number or not (math.isfinite(value) and value > 0):
+        raise InvalidInput(f"{name} must be a positive float ({meaning}). Got {value!r}.")

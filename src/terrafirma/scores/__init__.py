@@ -1,0 +1,1 @@
+"""Unreliability scores: higher = less reliable, for every one of them."""

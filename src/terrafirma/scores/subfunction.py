@@ -1,0 +1,180 @@
+"""The paper's score: the log of the bound on the smooth error of the subfunction that a sample meets.
+
+Implements thm:true_error. as an estimator over activation patterns and training errors.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from typing import Any
+
+import numpy as np
+
+from terrafirma import storage
+from terrafirma.core.bound import BoundTerms, Smoother, bound_terms
+from terrafirma.core.normalizers import Normalizers, normalize
+from terrafirma.core.patterns import FloatArray, as_patterns
+from terrafirma.core.regions import RegionTable, lay_out
+from terrafirma.core.weighting import Exponential, Gaussian, Tabulated, Weighting
+from terrafirma.errors import InvalidInput, NotFitted
+
+__all__ = ["SubfunctionBound"]
+
+KIND = "SubfunctionBound"
+
+
+class SubfunctionBound:
+    """Unreliability of a prediction: the log of the bound on its subfunction's smooth error.
+
+    Implements thm:true_error.
+
+    Parameters
+    ----------
+    rho : float
+        Width of the Gaussian weighting in bits: training samples within some rho bits of a query count.
+    delta : float
+        The bound holds with probability > 1 - delta over draws of the training set; in (0, 1].
+    weighting : Weighting, optional
+        Another closeness than ``Gaussian(rho)``, which it replaces: ``Exponential(tau)``, ``Tabulated(log_values)``.
+
+    Attributes
+    ----------
+    regions_ : RegionTable
+        Populated activation regions of the training set.
+    log_u_ : float
+        Log of the global normalisation constant [eq:practical_1].
+    n_samples_, n_units_ : int
+        Training samples (N) and units of a pattern (M).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> rng = np.random.default_rng(0)
+    >>> trained = rng.random((500, 32)) < 0.2
+    >>> est = SubfunctionBound(rho=3.0).fit(trained, errors=rng.random(500) < 0.05)
+    >>> familiar, novel = trained[:1], ~trained[:1]
+    >>> bool(est.unreliability(familiar) < est.unreliability(novel))
+    True
+    """
+
+    regions_: RegionTable
+    log_u_: float
+    n_samples_: int
+    n_units_: int
+
+    def __init__(self, rho: float = 16.0, delta: float = 0.001, weighting: Weighting | None = None) -> None:
+        self.rho = rho
+        self.delta = delta
+        self.weighting = weighting
+
+    def fit(self, X: Any, errors: Any) -> SubfunctionBound:
+        """Learn the populated regions and their normalisers.
+
+        Parameters
+        ----------
+        X : array (n, M) or PackedPatterns
+            Activations of the training set: floats (active where > 0), bool or 0-1 integers.
+        errors : array (n,)
+            The network's error on each training sample, in [0, 1]; for a classifier ``prediction != label``.
+        """
+        weighting = self._checked_weighting()
+        check_delta(self.delta)
+        patterns = as_patterns(X)
+        if len(patterns) == 0:
+            raise InvalidInput("X must have at least one row to fit. Got none.")
+        table = RegionTable.build(patterns, errors)
+        del patterns
+        return self._set(table, normalize(table, [weighting])[0], weighting)
+
+    def terms(self, X: Any) -> BoundTerms:
+        """Every part of the bound for each row of X, in logs."""
+        self._check_fitted("terms")
+        check_delta(self.delta)
+        (sums,) = self._smoother.sums(as_patterns(X, n_units=self.n_units_))
+        return bound_terms(sums, self.delta, self.n_samples_)
+
+    def unreliability(self, X: Any) -> FloatArray:
+        """Log of the bound for each row of X, float64 (n,): higher = less reliable."""
+        return self.terms(X).log_bound
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the fitted estimator to a file (safetensors with a JSON header)."""
+        self._check_fitted("save")
+        (norm,) = self._smoother.normalizers
+        arrays = {
+            "words": self.regions_.patterns.words,
+            "counts": self.regions_.counts,
+            "error_sum": self.regions_.error_sum,
+            "wrong": norm.wrong,
+            "log_w": norm.log_w,
+        }
+        settings = {"delta": self.delta, "n_units": self.n_units_, "log_u": norm.log_u}
+        match self._weighting:
+            case Gaussian(rho):
+                settings["gaussian"] = rho
+            case Exponential(tau):
+                settings["exponential"] = tau
+            case other:
+                arrays["log_d"] = other.log_d(self.n_units_)
+        storage.write_arrays(path, KIND, arrays, settings)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> SubfunctionBound:
+        """Read a fitted estimator; its scores are those of the one that was saved."""
+        arrays, settings = storage.read_arrays(path, KIND)
+        match settings:
+            case {"gaussian": rho}:
+                estimator = cls(rho, settings["delta"])
+            case {"exponential": tau}:
+                estimator = cls(delta=settings["delta"], weighting=Exponential(tau))
+            case _:
+                estimator = cls(delta=settings["delta"], weighting=Tabulated(arrays["log_d"]))
+        words = arrays["words"]
+        panels = lay_out(words, np.arange(len(words)))
+        table = RegionTable(panels, settings["n_units"], arrays["counts"], arrays["error_sum"])
+        norm = Normalizers(settings["log_u"], arrays["wrong"], arrays["log_w"])
+        return estimator._set(table, norm, estimator._checked_weighting())
+
+    @classmethod
+    def from_parts(cls, rho: float, delta: float, table: RegionTable, norm: Normalizers) -> SubfunctionBound:
+        """A fitted estimator from a table and its normalisers for ``Gaussian(rho)``, computed elsewhere."""
+        return cls(rho, delta)._set(table, norm, Gaussian(rho))
+
+    def __repr__(self) -> str:
+        other = "" if self.weighting is None else f", weighting={self.weighting!r}"
+        fitted = f" fitted on {self.n_samples_} samples" if hasattr(self, "regions_") else ""
+        return f"<SubfunctionBound(rho={self.rho!r}, delta={self.delta!r}{other}){fitted}>"
+
+    def _set(self, table: RegionTable, norm: Normalizers, weighting: Weighting) -> SubfunctionBound:
+        self.regions_ = table
+        self.log_u_ = norm.log_u
+        self.n_samples_ = table.n_samples
+        self.n_units_ = table.n_units
+        self._weighting = weighting
+        self._smoother = Smoother.prepare(table, [weighting], [norm])
+        return self
+
+    def _checked_weighting(self) -> Weighting:
+        if self.weighting is None:
+            return Gaussian(self.rho)
+        if not isinstance(self.weighting, Weighting):
+            raise InvalidInput(
+                f"weighting must have log_d(M), as Gaussian, Exponential and Tabulated do. Got {self.weighting!r}."
+            )
+        return self.weighting
+
+    def _check_fitted(self, method: str) -> None:
+        if not hasattr(self, "regions_"):
+            raise NotFitted(f"SubfunctionBound is not fitted. Call fit(X, errors) before {method}.")
+
+
+def check_delta(delta: Any) -> None:
+    """Raise unless ``delta`` is a number in (0, 1]."""
+    number = isinstance(delta, int | float | np.integer | np.floating) and not isinstance(delta, bool)
+    if not number or not (math.isfinite(delta) and 0 < delta <= 1):
+        raise InvalidInput(
+            f"delta must lie in (0, 1] (the bound holds with probability > 1 - delta). Got {delta!r}."
+        )
+
+

@@ -1,0 +1,141 @@
+"""The search over hyperparameters, on validation data only.
+
+Implements a:algo. Distances do not depend on rho and delta: one pass over pairs serves the whole grid.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from terrafirma import metrics
+from terrafirma.core.bound import Smoother, bound_terms
+from terrafirma.core.normalizers import normalize
+from terrafirma.core.patterns import FloatArray, PackedPatterns, as_patterns
+from terrafirma.core.regions import RegionTable, check_errors
+from terrafirma.core.sums import distance_histograms
+from terrafirma.core.weighting import Gaussian
+from terrafirma.errors import InvalidInput
+from terrafirma.scores.subfunction import SubfunctionBound, check_delta
+
+__all__ = ["DELTAS", "Selection", "default_rhos", "select"]
+
+DELTAS = (0.001, 0.01, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)  # the paper's grid
+N_RHOS = 9
+RHO_ROWS = 1000  # validation rows whose distances set the default grid
+Metric = Callable[..., float]
+
+
+@dataclass(frozen=True, eq=False)
+class Selection:
+    """The outcome of a search.
+
+    Attributes
+    ----------
+    best : SubfunctionBound
+        Fitted, with the best rho and delta.
+    table : record array
+        One row for each (rho, delta), in the order of the grid, with fields ``rho``, ``delta`` and ``metric``.
+    """
+
+    best: SubfunctionBound
+    table: np.recarray[Any, Any]
+
+    def __repr__(self) -> str:
+        value = self.table.metric.max()
+        return f"<Selection best={self.best!r}, metric {value:.4f}, {len(self.table)} settings tried>"
+
+
+def select(  # noqa: PLR0917
+    X_train: Any,
+    errors_train: Any,
+    X_val: Any,
+    errors_val: Any,
+    rhos: Sequence[float] | None = None,
+    deltas: Sequence[float] | None = None,
+    metric: str | Metric = "aucea",
+    thresholds: int | None = None,
+) -> Selection:
+    """Fit on training data for the rho and delta that rank the validation errors best.
+
+    Parameters
+    ----------
+    X_train, X_val : array (n, M) or PackedPatterns
+    errors_train, errors_val : array (n,)
+        Errors in [0, 1].
+    rhos : sequence of float, optional
+        By default nine from the median nearest to the median distance of validation to training patterns.
+    deltas : sequence of float, optional
+        By default the paper's eleven.
+    metric : "aucea", "auroc" or a function of (unreliability, errors), higher = better
+    thresholds : int, optional
+        1000 for the metric as published; exact by default.
+
+    Of equal entries the first one wins. Out-of-distribution data has no place here.
+    """
+    score = _metric(metric, thresholds)
+    train = as_patterns(X_train)
+    if len(train) == 0:
+        raise InvalidInput("X_train must have at least one row to fit. Got none.")
+    table = RegionTable.build(train, errors_train)
+    del train
+    val = as_patterns(X_val, n_units=table.n_units, name="X_val")
+    errors = check_errors(errors_val, len(val), name="errors_val")
+    if len(val) == 0:
+        raise InvalidInput("X_val must have at least one row to select on. Got none.")
+    rhos = default_rhos(val, table) if rhos is None else _grid("rhos", rhos)
+    deltas = DELTAS if deltas is None else _grid("deltas", deltas)
+    for delta in deltas:
+        check_delta(delta)
+
+    weightings = [Gaussian(rho) for rho in rhos]
+    norms = normalize(table, weightings)
+    sums = Smoother.prepare(table, weightings, norms).sums(val)
+    N = table.n_samples
+    rows = [
+        (rho, delta, score(bound_terms(at_rho, delta, N).log_bound, errors))
+        for rho, at_rho in zip(rhos, sums, strict=True)
+        for delta in deltas
+    ]
+    grid = np.rec.array(rows, dtype=[("rho", np.float64), ("delta", np.float64), ("metric", np.float64)])
+    first = int(np.argmax(grid.metric))
+    rho, delta = rows[first][:2]
+    best = SubfunctionBound.from_parts(rho, delta, table, norms[first // len(deltas)])
+    return Selection(best, grid)
+
+
+def default_rhos(val: PackedPatterns, table: RegionTable) -> tuple[float, ...]:
+    """Nine widths in geometric steps, from the median nearest to the median distance of validation to training patterns.
+
+    Distances of at most 1000 validation rows, evenly spaced, decide.
+    """
+    step = -(-len(val) // RHO_ROWS)
+    histograms = distance_histograms(val[::step], table.panels, table.panel_counts)
+    nearest = np.median((histograms > 0).argmax(axis=1))
+    cumulated = np.cumsum(histograms.sum(axis=0))
+    median = np.searchsorted(cumulated, cumulated[-1] / 2)
+    low = max(float(nearest), 1.0)
+    return tuple(np.geomspace(low, max(float(median), low), N_RHOS).tolist())
+
+
+def _grid(name: str, values: Sequence[float]) -> tuple[Any, ...]:
+    grid = tuple(np.ravel(np.asarray(values, dtype=object)).tolist())
+    if not grid:
+        raise InvalidInput(f"{name} must have at least one value to try. Got none; leave it out for the default grid.")
+    return grid
+
+
+def _metric(metric: str | Metric, thresholds: int | None) -> Callable[[FloatArray, npt.NDArray[Any]], float]:
+    if callable(metric):
+        if thresholds is not None:
+            raise InvalidInput("thresholds belongs to the named metrics. Got it with a function; leave it out.")
+        return metric
+    named: dict[str, Metric] = {"aucea": metrics.aucea, "auroc": metrics.auroc}
+    if metric not in named:
+        raise InvalidInput(f"metric must be 'aucea', 'auroc' or a function. Got {metric!r}.")
+    function = named[metric]
+    return lambda unreliability, errors: function(unreliability, errors, thresholds=thresholds)

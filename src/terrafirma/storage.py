@@ -1,0 +1,101 @@
+"""Save and load: arrays and settings in one safetensors file, written atomically and checked on reading.
+
+A file holds the arrays plus one JSON text in its header: format version, kind, library version, settings and a SHA-256
+over all of it. Nothing in a file is ever executed, and an existing file is replaced only by a whole new one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from terrafirma._version import __version__
+from terrafirma.errors import BadFile
+
+__all__ = ["FORMAT", "read_arrays", "write_arrays", "write_bytes"]
+
+FORMAT = 1
+KEY = "terrafirma"
+Arrays = Mapping[str, npt.NDArray[Any]]
+
+
+def write_arrays(path: str | os.PathLike[str], kind: str, arrays: Arrays, settings: Mapping[str, Any]) -> None:
+    """Write arrays and settings (anything JSON holds) to one file, whole or not at all."""
+    from safetensors.numpy import save
+
+    contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+    header = {"format": FORMAT, "kind": kind, "version": __version__, "settings": dict(settings)}
+    header["sha256"] = _digest(header, contiguous)
+    write_bytes(path, save(contiguous, metadata={KEY: json.dumps(header)}))
+
+
+def read_arrays(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
+    """Read what ``write_arrays`` wrote as this kind: arrays and settings."""
+    from safetensors import SafetensorError, safe_open
+
+    path = Path(path)
+    try:
+        with safe_open(path, framework="numpy") as file:  # type: ignore[no-untyped-call]
+            header = json.loads((file.metadata() or {}).get(KEY, "null"))
+            _check_header(path, header, kind)
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise BadFile(
+            f"{path} is not a whole safetensors file ({error}). It is truncated or of another kind; save it again."
+        ) from error
+    checksum = header.pop("sha256", None)
+    if checksum != _digest(header, arrays):
+        raise BadFile(f"{path} has been altered: its content does not match its checksum. Save it again.")
+    return arrays, header["settings"]
+
+
+def write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
+    """Replace a file by ``data`` at once: a crash half-way leaves the old file whole and no litter that counts."""
+    path = Path(path)
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(temporary).chmod(0o666 & ~_umask())
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def _check_header(path: Path, header: Any, kind: str) -> None:
+    if not isinstance(header, dict) or not isinstance(header.get("format"), int):
+        raise BadFile(f"{path} was not written by terrafirma. Load files that its save wrote.")
+    if header["format"] > FORMAT:
+        raise BadFile(
+            f"{path} has format {header['format']}, written by terrafirma {header.get('version')}; this is version "
+            f"{__version__}, which reads formats up to {FORMAT}. Install the newer version."
+        )
+    if header.get("kind") != kind:
+        raise BadFile(f"{path} holds a {header.get('kind')}, not a {kind}. Load it with the class that saved it.")
+
+
+def _digest(header: Mapping[str, Any], arrays: Arrays) -> str:
+    """SHA-256 over the header and all arrays, in order of their names."""
+    digest = hashlib.sha256(json.dumps(header, sort_keys=True).encode())
+    for name in sorted(arrays):
+        array = arrays[name]
+        digest.update(f"{name} {array.dtype.str} {array.shape}".encode())
+        digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
