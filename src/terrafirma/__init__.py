@@ -16,7 +16,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-import numpy  # noqa: F401, ICN001  # the one heavy package that importing terrafirma loads
+import numpy  # noqa: F401  # the one heavy package that importing terrafirma loads
 
 from terrafirma._version import __version__
 

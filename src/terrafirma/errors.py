@@ -48,6 +48,5 @@ def require(module: str, *, extra: str) -> ModuleType:
     except ImportError as error:
         package = module.partition(".")[0]
         raise MissingPackage(
-            f"{package} is needed for this and is not installed. "
-            f'Install it with: pip install "terrafirma[{extra}]".'
+            f'{package} is needed for this and is not installed. Install it with: pip install "terrafirma[{extra}]".'
         ) from error

@@ -51,6 +51,7 @@ class Roc:
         Share of wrong rows refused, rising from 0 to 1.
     thresholds : float64 array (k,)
         +inf, then the distinct scores, falling.
+
     """
 
     false_alarms: FloatArray
@@ -70,6 +71,7 @@ class RiskCoverage:
         Expected mean error of the k most reliable.
     thresholds : float64 array (n,)
         The k-th smallest unreliability: accepting u <= threshold accepts at least k.
+
     """
 
     coverage: FloatArray

@@ -40,6 +40,7 @@ class Selection:
         Fitted, with the best rho and delta.
     table : record array
         One row for each (rho, delta), in the order of the grid, with fields ``rho``, ``delta`` and ``metric``.
+
     """
 
     best: SubfunctionBound
@@ -50,7 +51,7 @@ class Selection:
         return f"<Selection best={self.best!r}, metric {value:.4f}, {len(self.table)} settings tried>"
 
 
-def select(  # noqa: PLR0917
+def select(
     X_train: Any,
     errors_train: Any,
     X_val: Any,
@@ -76,6 +77,7 @@ def select(  # noqa: PLR0917
         1000 for the metric as published; exact by default.
 
     Of equal entries the first one wins. Out-of-distribution data has no place here.
+
     """
     score = _metric(metric, thresholds)
     train = as_patterns(X_train)

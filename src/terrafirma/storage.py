@@ -43,7 +43,7 @@ def read_arrays(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, npt.
 
     path = Path(path)
     try:
-        with safe_open(path, framework="numpy") as file:  # type: ignore[no-untyped-call]
+        with safe_open(path, framework="numpy") as file:
             header = json.loads((file.metadata() or {}).get(KEY, "null"))
             _check_header(path, header, kind)
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118

@@ -47,7 +47,7 @@ kernel = njit(nogil=True, cache=True, boundscheck=False)
 
 def _lanes() -> int:
     """64-bit lanes of this CPU's vectors, by the features that numba compiles for."""
-    features = config.CPU_FEATURES
+    features: str | None = config.CPU_FEATURES  # type: ignore[attr-defined]
     if features is None:
         features = binding.get_host_cpu_features().flatten()
     return 8 if "+avx512f" in features else 4 if "+avx2" in features else 2
@@ -74,7 +74,9 @@ class _Tile:
     Distances leave packed, two queries to a 64-bit lane: ``distances[k // 2, j] >> 32 * (k % 2)``.
     """
 
-    def __init__(self, height: int, builder: ir.IRBuilder, queries: ir.Value, panel: ir.Value, n_words: ir.Value):
+    def __init__(
+        self, height: int, builder: ir.IRBuilder, queries: ir.Value, panel: ir.Value, n_words: ir.Value
+    ) -> None:
         self.height, self.builder, self.n_words = height, builder, n_words
         self.queries, self.panel = queries, panel
         self.popcount = cgutils.get_or_insert_function(
@@ -162,8 +164,8 @@ def _open_tile(height: int, context: Any, builder: ir.IRBuilder, signature: Any,
 def _tile_intrinsics(height: int) -> tuple[Any, Any]:
     """Two functions for query panels of this height: distances alone, and distances while counting the tile before."""
 
-    @intrinsic  # type: ignore[untyped-decorator]
-    def measure(typing: Any, queries: Any, g: Any, panels: Any, b: Any, distances: Any) -> Any:  # noqa: ARG001
+    @intrinsic
+    def measure(typing: Any, queries: Any, g: Any, panels: Any, b: Any, distances: Any) -> Any:
         def generate(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> ir.Value:
             tile, values = _open_tile(height, context, builder, signature, args)
             tile.add_words(_const(0))
@@ -172,9 +174,16 @@ def _tile_intrinsics(height: int) -> tuple[Any, Any]:
 
         return types.void(queries, types.intp, panels, types.intp, distances), generate
 
-    @intrinsic  # type: ignore[untyped-decorator]
-    def measure_and_count(  # noqa: PLR0917
-        typing: Any, queries: Any, g: Any, panels: Any, b: Any, distances: Any, counts: Any, histograms: Any  # noqa: ARG001
+    @intrinsic
+    def measure_and_count(
+        typing: Any,
+        queries: Any,
+        g: Any,
+        panels: Any,
+        b: Any,
+        distances: Any,
+        counts: Any,
+        histograms: Any,
     ) -> Any:
         def generate(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> ir.Value:
             tile, values = _open_tile(height, context, builder, signature, args)
@@ -222,7 +231,13 @@ def _tile_twins(height: int) -> tuple[Callable[..., None], Callable[..., None]]:
         distances[: height // 2] |= tile[1::2] << np.uint64(32)
 
     def measure_and_count(
-        queries: WordArray, g: int, panels: WordArray, b: int, distances: WordArray, counts: IntArray, histograms: IntArray
+        queries: WordArray,
+        g: int,
+        panels: WordArray,
+        b: int,
+        distances: WordArray,
+        counts: IntArray,
+        histograms: IntArray,
     ) -> None:
         _count(distances, counts, b - 1, histograms, g, height)
         measure(queries, g, panels, b, distances)
@@ -230,7 +245,7 @@ def _tile_twins(height: int) -> tuple[Callable[..., None], Callable[..., None]]:
     return measure, measure_and_count
 
 
-_make = _tile_twins if config.DISABLE_JIT else _tile_intrinsics
+_make = _tile_twins if config.DISABLE_JIT else _tile_intrinsics  # type: ignore[attr-defined]
 _measure4, _measure_and_count4 = _make(QUERIES)
 _measure1, _measure_and_count1 = _make(1)
 
@@ -241,13 +256,11 @@ _measure1, _measure_and_count1 = _make(1)
 @kernel
 def _distance(distances: WordArray, k: int, j: int) -> int:
     """Distance of query ``k`` to row ``j`` of a tile."""
-    return np.intp((distances[k >> 1, j] >> np.uint64(32 * (k & 1))) & np.uint64(0xFFFFFFFF))
+    return int((distances[k >> 1, j] >> np.uint64(32 * (k & 1))) & np.uint64(0xFFFFFFFF))
 
 
 @kernel
-def _count(
-    distances: WordArray, counts: IntArray, b: int, histograms: IntArray, g: int, height: int
-) -> None:
+def _count(distances: WordArray, counts: IntArray, b: int, histograms: IntArray, g: int, height: int) -> None:
     """Scatter the tile of query panel ``g`` and training panel ``b``."""
     for j in range(ROWS):
         for k in range(height):
@@ -381,4 +394,4 @@ def log_binomial_sum(n: int, shift: float, rho: float, scale: float, log_factori
         if term < 1e-22:
             break
     x = (peak + shift) / rho
-    return log_factorial[n] - log_factorial[peak] - log_factorial[n - peak] - scale * x * x + math.log(total)
+    return float(log_factorial[n] - log_factorial[peak] - log_factorial[n - peak] - scale * x * x + math.log(total))

@@ -38,6 +38,7 @@ class KernelSums:
         Log of P(h) [eq:density].
     log_risk : float64 array (n,)
         Log of R*(h), the smooth empirical error [eq:dist_weighted_fact4]; -inf where no training sample is wrong.
+
     """
 
     log_density: FloatArray
@@ -54,6 +55,7 @@ class BoundTerms:
     log_risk : R*(h), the smooth empirical error [eq:dist_weighted_fact4]
     log_gap : the gap to the expected error, sqrt(log(2/delta) / 2N) / P(h) [eq:true_error_bound]
     log_bound : their sum, the bound of thm:true_error
+
     """
 
     log_density: FloatArray
@@ -80,6 +82,7 @@ class Smoother:
         since N_l z(0) <= u w_l <= N z(0).
     log_scale : float64 array (R, 1)
         Log of that largest value.
+
     """
 
     table: RegionTable
@@ -90,9 +93,7 @@ class Smoother:
     log_scale: FloatArray
 
     @classmethod
-    def prepare(
-        cls, table: RegionTable, weightings: Sequence[Weighting], normalizers: list[Normalizers]
-    ) -> Smoother:
+    def prepare(cls, table: RegionTable, weightings: Sequence[Weighting], normalizers: list[Normalizers]) -> Smoother:
         """Gather the wrong regions and their weights."""
         wrong = normalizers[0].wrong
         log_w = np.array([norm.log_w for norm in normalizers])
@@ -109,13 +110,11 @@ class Smoother:
             log_scale=log_scale,
         )
 
-    def sums(self, queries: PackedPatterns, *, map: Map = threads) -> list[KernelSums]:
+    def sums(self, queries: PackedPatterns, *, mapper: Map = threads) -> list[KernelSums]:
         """Density and smooth error at each query, for each weighting."""
-        log_mass = log_count_sums(
-            queries, self.table.panels, self.table.panel_counts, self.log_d, map=map
-        )
+        log_mass = log_count_sums(queries, self.table.panels, self.table.panel_counts, self.log_d, mapper=mapper)
         if len(self.wrong_panels):
-            log_error = log_value_sums(queries, self.wrong_panels, self.wrong_values, self.log_d, map=map)
+            log_error = log_value_sums(queries, self.wrong_panels, self.wrong_values, self.log_d, mapper=mapper)
         else:
             log_error = np.full_like(log_mass, -np.inf)
         log_error += self.log_scale - math.log(self.table.n_samples)

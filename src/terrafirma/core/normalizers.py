@@ -42,6 +42,7 @@ class Normalizers:
         The regions with an error: only they need w.
     log_w : float64 array (K,)
         Log of w_l for these regions [eq:practical_2_1].
+
     """
 
     log_u: float
@@ -49,10 +50,10 @@ class Normalizers:
     log_w: FloatArray
 
 
-def normalize(table: RegionTable, weightings: Sequence[Weighting], *, map: Map = threads) -> list[Normalizers]:
+def normalize(table: RegionTable, weightings: Sequence[Weighting], *, mapper: Map = threads) -> list[Normalizers]:
     """The normalisers of each weighting, from one pass over distances."""
     wrong = np.flatnonzero(table.error_sum > 0)
-    log_ws = log_w(table, weightings, regions=wrong, map=map)
+    log_ws = log_w(table, weightings, regions=wrong, mapper=mapper)
     n = table.n_samples
     return [
         Normalizers(log_u(weighting, table.n_units, n), wrong, row)
@@ -69,9 +70,7 @@ def log_u(weighting: Weighting, M: int, N: int) -> float:
     706.9
     """
     if isinstance(weighting, Gaussian):
-        return math.log(N) + float(
-            _kernels.log_binomial_sum(M, 0.0, float(weighting.rho), 0.5, _log_factorials(M))
-        )
+        return math.log(N) + float(_kernels.log_binomial_sum(M, 0.0, float(weighting.rho), 0.5, _log_factorials(M)))
     if isinstance(weighting, Exponential):
         return math.log(N) + M * math.log1p(math.exp(-1.0 / weighting.tau))
     return math.log(N) + float(logsumexp(_log_binomials(M) + weighting.log_d(M)))
@@ -96,6 +95,7 @@ def log_z(weighting: Weighting, M: int, distances: IntArray | None = None) -> Fl
 
     >>> log_z(Gaussian(rho=1.0), M=12)[:3].round(4)
     array([1.8947, 1.1586, 0.4205])
+
     """
     a = np.arange(M + 1) if distances is None else np.asarray(distances)
     if isinstance(weighting, Gaussian):
@@ -115,7 +115,7 @@ def log_z(weighting: Weighting, M: int, distances: IntArray | None = None) -> Fl
 
 
 def log_w(
-    table: RegionTable, weightings: Sequence[Weighting], *, regions: IntArray | None = None, map: Map = threads
+    table: RegionTable, weightings: Sequence[Weighting], *, regions: IntArray | None = None, mapper: Map = threads
 ) -> FloatArray:
     """Log of ``w_l = sum_j P(h_j) k(h_l, h_j) = (1/u) sum_i N_i z(Hamming(p_l, p_i))`` for some regions, all by default.
 
@@ -127,8 +127,8 @@ def log_w(
     M, N = table.n_units, table.n_samples
     log_zs = np.array([log_z(weighting, M) for weighting in weightings])
     log_us = np.array([log_u(weighting, M, N) for weighting in weightings])
-    sums = log_count_sums(table.rows(regions), table.panels, table.panel_counts, log_zs, map=map)
-    return sums - log_us[:, None]
+    sums = log_count_sums(table.rows(regions), table.panels, table.panel_counts, log_zs, mapper=mapper)
+    return np.asarray(sums - log_us[:, None])
 
 
 def _log_factorials(M: int) -> FloatArray:

@@ -49,6 +49,7 @@ class PackedPatterns:
            [1, 1, 0]])
     >>> len(packed), packed.n_units
     (2, 3)
+
     """
 
     words: WordArray
@@ -121,6 +122,7 @@ def as_patterns(X: Any, *, n_units: int | None = None, name: str = "X") -> Packe
     ----------
     X : PackedPatterns or array (n, n_units)
         Floats are active where > 0; else booleans or 0-1 integers.
+
     """
     patterns = X if isinstance(X, PackedPatterns) else PackedPatterns.pack(X)
     if n_units is not None and patterns.n_units != n_units:
@@ -145,7 +147,7 @@ def _checked_array(X: Any) -> npt.NDArray[Any]:
         )
     if X.shape[1] == 0:
         raise InvalidInput(f"Patterns must have at least one unit. Got shape {X.shape}.")
-    return X
+    return np.asarray(X)
 
 
 def _active(rows: npt.NDArray[Any], first: int) -> BoolArray:

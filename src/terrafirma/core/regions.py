@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from terrafirma.core import _kernels
-from terrafirma.core.patterns import BoolArray, FloatArray, IntArray, PackedPatterns, WordArray
+from terrafirma.core.patterns import FloatArray, IntArray, PackedPatterns, WordArray
 from terrafirma.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ class RegionTable:
         Samples of each label in each region.
     sample_region : int64 array (N,), optional
         The region of each sample.
+
     """
 
     panels: WordArray
@@ -71,21 +72,19 @@ class RegionTable:
             Classes from 0; counted for each region if given.
         keep_samples : bool
             Whether to keep the region of each sample.
+
         """
         errors = check_errors(errors, len(patterns))
         labels = None if labels is None else _check_labels(labels, len(patterns))
-        order, first = _group(patterns.words)
-        sample_region = np.empty(len(order), dtype=np.int64)
-        sample_region[order] = np.cumsum(first) - 1
-        starts = np.flatnonzero(first)
-        n_regions = len(starts)
+        region, rows = _group(patterns.words)
+        n_regions = len(rows)
         return cls(
-            panels=lay_out(patterns.words, order[starts]),
+            panels=lay_out(patterns.words, rows),
             n_units=patterns.n_units,
-            counts=np.diff(starts, append=len(order)),
-            error_sum=np.bincount(sample_region, weights=errors, minlength=n_regions),
-            label_counts=None if labels is None else _count_labels(sample_region, labels, n_regions),
-            sample_region=sample_region if keep_samples else None,
+            counts=np.bincount(region, minlength=n_regions),
+            error_sum=np.bincount(region, weights=errors, minlength=n_regions).astype(np.float64),
+            label_counts=None if labels is None else _count_labels(region, labels, n_regions),
+            sample_region=region if keep_samples else None,
         )
 
     @classmethod
@@ -107,21 +106,16 @@ class RegionTable:
         if len(self) == 0 or len(other) == 0:
             return other if len(self) == 0 else self
         words = np.concatenate([self.patterns.words, other.patterns.words])
-        order, first = _group(words)
-        region = np.empty(len(order), dtype=np.int64)
-        region[order] = np.cumsum(first) - 1
-        starts = np.flatnonzero(first)
-        counts = np.zeros(len(starts), dtype=np.int64)
-        np.add.at(counts, region, np.concatenate([self.counts, other.counts]))
-        error_sum = np.bincount(region, weights=np.concatenate([self.error_sum, other.error_sum]))
+        region, rows = _group(words)
+        counts = np.zeros(len(rows), dtype=np.int64)
+        np.add.at(counts, region, np.concatenate([self.counts, other.counts]))  # bincount would round past 2^53
+        error_sum = np.bincount(region, weights=np.concatenate([self.error_sum, other.error_sum])).astype(np.float64)
         label_counts, sample_region = None, None
         if self.label_counts is not None and other.label_counts is not None:
-            label_counts = _stack_label_counts(self.label_counts, other.label_counts, region, len(starts))
+            label_counts = _stack_label_counts(self.label_counts, other.label_counts, region, len(rows))
         if self.sample_region is not None and other.sample_region is not None:
             sample_region = region[np.concatenate([self.sample_region, len(self) + other.sample_region])]
-        return RegionTable(
-            lay_out(words, order[starts]), self.n_units, counts, error_sum, label_counts, sample_region
-        )
+        return RegionTable(lay_out(words, rows), self.n_units, counts, error_sum, label_counts, sample_region)
 
     @property
     def patterns(self) -> PackedPatterns:
@@ -175,25 +169,21 @@ def _check_labels(labels: Any, n: int) -> IntArray:
     return values.astype(np.int64)
 
 
-def _group(words: WordArray) -> tuple[IntArray, BoolArray]:
-    """An order of rows in which equal patterns are neighbours, canonical among distinct ones; where each group begins."""
+def _group(words: WordArray) -> tuple[IntArray, IntArray]:
+    """The region of each row, and one row of each region; regions ordered by the hash of their words, then by the words."""
     hashes = np.empty(len(words), dtype=np.uint64)
-    _kernels.hash_rows(words, hashes)
+    with np.errstate(over="ignore"):  # arithmetic modulo 2^64 is meant
+        _kernels.hash_rows(words, hashes)
     order = np.argsort(hashes, kind="stable")
-    hashes = hashes[order]
     first = np.empty(len(order), dtype=np.bool_)
     _kernels.differs_from_previous(words, order, first)
-    same_hash = hashes[1:] == hashes[:-1]
-    if (first[1:] & same_hash).any():  # two patterns with one hash: rare, so sort the whole by hash and words
-        order = np.lexsort([*words.T[::-1], _unsorted(hashes, order)])
+    same_hash = hashes[order[1:]] == hashes[order[:-1]]
+    if (first[1:] & same_hash).any():  # two patterns with one hash: so rare that sorting by all words may take its time
+        order = np.lexsort([*words.T[::-1], hashes])
         _kernels.differs_from_previous(words, order, first)
-    return order, first
-
-
-def _unsorted(values: WordArray, order: IntArray) -> WordArray:
-    out = np.empty_like(values)
-    out[order] = values
-    return out
+    region = np.empty(len(order), dtype=np.int64)
+    region[order] = np.cumsum(first) - 1
+    return region, order[first]
 
 
 def lay_out(words: WordArray, rows: IntArray) -> WordArray:

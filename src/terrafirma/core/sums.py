@@ -26,7 +26,7 @@ SMALL_WORK = 1 << 20  # comparisons of words below which threads cost more than 
 
 
 def distance_histograms(
-    queries: PackedPatterns, panels: WordArray, counts: IntArray, *, map: Map = threads
+    queries: PackedPatterns, panels: WordArray, counts: IntArray, *, mapper: Map = threads
 ) -> IntArray:
     """Training samples by Hamming distance from each query: int64 (queries, M + 1).
 
@@ -38,12 +38,12 @@ def distance_histograms(
     def count(rows: slice) -> None:
         out[rows] = _count(queries.words[rows], panels, counts, width)
 
-    map(count, _ranges(len(queries), panels, 8 * width))
+    mapper(count, _ranges(len(queries), panels, 8 * width))
     return out
 
 
 def log_count_sums(
-    queries: PackedPatterns, panels: WordArray, counts: IntArray, log_tables: FloatArray, *, map: Map = threads
+    queries: PackedPatterns, panels: WordArray, counts: IntArray, log_tables: FloatArray, *, mapper: Map = threads
 ) -> FloatArray:
     """Log of ``sum_j N_j f_r(Hamming(query, p_j))`` for tables ``log f_r`` (R, M + 1): float64 (R, queries)."""
     width = queries.n_units + 1
@@ -51,11 +51,11 @@ def log_count_sums(
     def histograms(words: WordArray) -> IntArray:
         return _count(words, panels, counts, width)[:, :, None]
 
-    return _log_sums(queries, panels, log_tables, histograms, 8 * width, map)
+    return _log_sums(queries, panels, log_tables, histograms, 8 * width, mapper)
 
 
 def log_value_sums(
-    queries: PackedPatterns, panels: WordArray, values: FloatArray, log_tables: FloatArray, *, map: Map = threads
+    queries: PackedPatterns, panels: WordArray, values: FloatArray, log_tables: FloatArray, *, mapper: Map = threads
 ) -> FloatArray:
     """Log of ``sum_l v_rl f_r(Hamming(query, p_l))`` for ``values`` (n, 16, R): float64 (R, queries)."""
     width, R = queries.n_units + 1, values.shape[2]
@@ -66,23 +66,23 @@ def log_value_sums(
         _kernels.value_histograms(grouped, panels, values, out)
         return out[: len(words)]
 
-    return _log_sums(queries, panels, log_tables, histograms, 8 * width * R, map)
+    return _log_sums(queries, panels, log_tables, histograms, 8 * width * R, mapper)
 
 
-def _log_sums(  # noqa: PLR0917
+def _log_sums(
     queries: PackedPatterns,
     panels: WordArray,
     log_tables: FloatArray,
     histograms: Callable[[WordArray], npt.NDArray[Any]],
     bytes_per_query: int,
-    map: Map,
+    mapper: Map,
 ) -> FloatArray:
     out = np.empty((len(queries), len(log_tables)))
 
     def add(rows: slice) -> None:
         _kernels.log_sums(histograms(queries.words[rows]), log_tables, out[rows])
 
-    map(add, _ranges(len(queries), panels, bytes_per_query))
+    mapper(add, _ranges(len(queries), panels, bytes_per_query))
     return out.T
 
 

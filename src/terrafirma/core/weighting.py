@@ -42,6 +42,7 @@ class Gaussian:
         check_positive("rho", self.rho, "the kernel's width in bits")
 
     def log_d(self, M: int) -> FloatArray:
+        """Logs of the closeness at distances 0..M."""
         with np.errstate(over="ignore"):
             return np.asarray(-0.5 * np.square(np.arange(M + 1) / self.rho))
 
@@ -60,6 +61,7 @@ class Exponential:
         check_positive("tau", self.tau, "the distance in bits over which closeness falls by e")
 
     def log_d(self, M: int) -> FloatArray:
+        """Logs of the closeness at distances 0..M."""
         with np.errstate(over="ignore"):
             return np.asarray(-np.arange(M + 1) / self.tau)
 
@@ -85,6 +87,7 @@ class Tabulated:
         object.__setattr__(self, "log_values", log_values)
 
     def log_d(self, M: int) -> FloatArray:
+        """Logs of the closeness at distances 0..M."""
         if len(self.log_values) != M + 1:
             raise InvalidInput(
                 f"log_values must have M + 1 = {M + 1} entries for patterns of {M} units. "

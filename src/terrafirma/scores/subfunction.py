@@ -56,6 +56,7 @@ class SubfunctionBound:
     >>> familiar, novel = trained[:1], ~trained[:1]
     >>> bool(est.unreliability(familiar) < est.unreliability(novel))
     True
+
     """
 
     regions_: RegionTable
@@ -77,6 +78,7 @@ class SubfunctionBound:
             Activations of the training set: floats (active where > 0), bool or 0-1 integers.
         errors : array (n,)
             The network's error on each training sample, in [0, 1]; for a classifier ``prediction != label``.
+
         """
         weighting = self._checked_weighting()
         check_delta(self.delta)
@@ -173,8 +175,4 @@ def check_delta(delta: Any) -> None:
     """Raise unless ``delta`` is a number in (0, 1]."""
     number = isinstance(delta, int | float | np.integer | np.floating) and not isinstance(delta, bool)
     if not number or not (math.isfinite(delta) and 0 < delta <= 1):
-        raise InvalidInput(
-            f"delta must lie in (0, 1] (the bound holds with probability > 1 - delta). Got {delta!r}."
-        )
-
-
+        raise InvalidInput(f"delta must lie in (0, 1] (the bound holds with probability > 1 - delta). Got {delta!r}.")

@@ -1,0 +1,1 @@
+"""From a model and data to what a network did on them."""

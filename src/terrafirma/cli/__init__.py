@@ -1,0 +1,21 @@
+"""The command line: parse, call, print."""
+
+from __future__ import annotations
+
+import sys
+
+__all__ = ["main"]
+
+
+def main() -> None:
+    """Run ``terrafirma``; errors of ours end as one sentence, with exit code 1."""
+    from rich.console import Console
+
+    from terrafirma.cli.app import app
+    from terrafirma.errors import TerrafirmaError
+
+    try:
+        app()
+    except TerrafirmaError as error:
+        Console(stderr=True).print("[bold red]error:[/]", str(error), soft_wrap=True, markup=True, highlight=False)
+        sys.exit(1)

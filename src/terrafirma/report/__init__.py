@@ -1,0 +1,1 @@
+"""Figures. Nothing here computes a result."""

@@ -1,0 +1,84 @@
+import csv
+import json
+import os
+import re
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+
+import pytest
+from typer.testing import CliRunner
+
+import terrafirma
+from terrafirma.cli.app import app
+
+pytestmark = pytest.mark.jit
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory):
+    """The demo, run as a user runs it."""
+    folder = tmp_path_factory.mktemp("demo") / "out"
+    run = subprocess.run(
+        [sys.executable, "-W", "error", "-m", "terrafirma", "demo", "-o", str(folder)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    return folder, run.stdout
+
+
+def test_the_demo_writes_pictures_and_tables(demo):
+    folder, _ = demo
+    names = sorted(p.name for p in folder.iterdir())
+    assert names == ["digits.csv", "digits.png", "digits.svg", "half_moons.png", "half_moons.svg", "results.json"]
+    for png in folder.glob("*.png"):
+        data = png.read_bytes()
+        assert data.startswith(b"\x89PNG")
+        width, height = (int.from_bytes(data[i : i + 4]) for i in (16, 20))
+        assert width > 1500
+        assert height > 500
+    for svg in folder.glob("*.svg"):
+        assert ET.parse(svg).getroot().tag.endswith("svg")  # noqa: S314
+
+
+def test_the_demo_prints_what_it_writes(demo):
+    folder, text = demo
+    with (folder / "digits.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    results = json.loads((folder / "results.json").read_text())
+    assert [r["score"] for r in rows] == ["subfunction bound", "max response", "entropy", "margin"]
+    for row, stored in zip(rows, results["digits"]["scores"], strict=True):
+        assert float(row["auroc_wrong"]) == stored["auroc_wrong"]
+        assert float(row["accuracy_refusing_30"]) == stored["accuracy"][3]
+        line = next(x for x in text.splitlines() if x.startswith(row["score"]))
+        printed = [float(x) for x in re.findall(r"\d\.\d{3}", line)]
+        assert printed == [round(float(v), 3) for k, v in row.items() if k != "score"]
+    assert f"{results['half_moons']['linear_regions']} linear" in text
+    assert str(folder) in text
+
+
+def test_the_demo_is_the_same_every_time(demo, tmp_path):
+    folder, _ = demo
+    assert CliRunner().invoke(app, ["demo", "-o", str(tmp_path)]).exit_code == 0
+    for name in ("results.json", "digits.csv", "half_moons.svg"):
+        assert (tmp_path / name).read_bytes() == (folder / name).read_bytes()
+
+
+def test_version_and_help():
+    assert CliRunner().invoke(app, ["--version"]).output.strip() == f"terrafirma {terrafirma.__version__}"
+    assert "demo" in CliRunner().invoke(app, ["--help"]).output
+
+
+def test_errors_are_one_sentence(tmp_path):
+    run = subprocess.run(
+        [sys.executable, "-m", "terrafirma", "demo", "-o", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "TERRAFIRMA_THREADS": "many"},
+    )
+    assert run.returncode == 1
+    assert "error: TERRAFIRMA_THREADS must be a positive integer. Got 'many'." in run.stderr
+    assert "Traceback" not in run.stderr

@@ -1,0 +1,179 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from terrafirma.core import _kernels, regions
+from terrafirma.core.patterns import PackedPatterns
+from terrafirma.core.regions import RegionTable
+from terrafirma.errors import InvalidInput
+from tests import naive
+
+
+def build(X, errors=None, **kwargs):
+    errors = np.zeros(len(X)) if errors is None else errors
+    return RegionTable.build(PackedPatterns.pack(X), errors, **kwargs)
+
+
+def assert_equal_tables(a, b, *, samples=True):
+    assert a.n_units == b.n_units
+    np.testing.assert_array_equal(a.panels, b.panels)
+    np.testing.assert_array_equal(a.counts, b.counts)
+    assert a.counts.dtype == b.counts.dtype == np.int64
+    np.testing.assert_allclose(a.error_sum, b.error_sum, rtol=1e-12, atol=1e-12)
+    assert (a.label_counts is None) == (b.label_counts is None)
+    if a.label_counts is not None:
+        assert a.label_counts.shape == b.label_counts.shape
+        assert abs(a.label_counts - b.label_counts).nnz == 0
+    if samples:
+        assert (a.sample_region is None) == (b.sample_region is None)
+        if a.sample_region is not None:
+            np.testing.assert_array_equal(a.sample_region, b.sample_region)
+
+
+few_patterns = hnp.arrays(bool, st.tuples(st.integers(1, 40), st.just(3)))
+
+
+@given(few_patterns, st.data())
+def test_counts_and_errors_are_those_of_the_naive_twin(X, data):
+    errors = data.draw(hnp.arrays(float, len(X), elements=st.sampled_from([0.0, 0.25, 1.0])))
+    table = build(X, errors)
+    expected = naive.regions([tuple(row) for row in X.tolist()], errors)
+    found = {
+        tuple(p): (n, e)
+        for p, n, e in zip(table.patterns.to_bool().tolist(), table.counts, table.error_sum, strict=True)
+    }
+    assert found == expected
+    assert len(table) == len(expected)
+    assert table.n_samples == len(X)
+
+
+def test_patterns_fill_whole_panels_and_come_back(rng):
+    for n in (1, 15, 16, 17, 300, 5000):
+        X = rng.random((n, 130)) < 0.5
+        table = build(X)
+        assert table.panels.shape == (-(-n // 16), 3, 16)
+        assert {r.tobytes() for r in table.patterns.to_bool()} == {r.tobytes() for r in X}
+        np.testing.assert_array_equal(table.rows(np.array([n - 1])).words[0], table.patterns.words[n - 1])
+
+
+def test_row_order_does_not_matter(rng):
+    X, errors = rng.random((500, 7)) < 0.5, rng.random(500)
+    shuffled = rng.permutation(500)
+    assert_equal_tables(build(X, errors), build(X[shuffled], errors[shuffled]))
+
+
+def test_each_sample_knows_its_region(rng):
+    X, labels = rng.random((200, 5)) < 0.5, rng.integers(4, size=200)
+    table = build(X, labels=labels, keep_samples=True)
+    np.testing.assert_array_equal(table.patterns.to_bool()[table.sample_region], X)
+    expected = np.zeros((len(table), 4), dtype=int)
+    np.add.at(expected, (table.sample_region, labels), 1)
+    np.testing.assert_array_equal(table.label_counts.toarray(), expected)
+    assert build(X).sample_region is None
+    assert build(X).label_counts is None
+
+
+@given(few_patterns, st.lists(st.integers(0, 40), min_size=2, max_size=2), st.booleans())
+def test_merge_is_the_table_of_the_concatenation_in_any_order(X, cuts, extras):
+    rng = np.random.default_rng(len(X))
+    errors, labels = rng.random(len(X)), rng.integers(3, size=len(X))
+    a, b = sorted(min(c, len(X)) for c in cuts)
+    kwargs = [
+        {"labels": labels[part], "keep_samples": True} if extras else {}
+        for part in (slice(0, a), slice(a, b), slice(b, None), slice(None))
+    ]
+    parts = [
+        build(X[s], errors[s], **k) for s, k in zip((slice(0, a), slice(a, b), slice(b, None)), kwargs, strict=False)
+    ]
+    whole = build(X, errors, **kwargs[3])
+    left = parts[0].merge(parts[1]).merge(parts[2])
+    right = parts[0].merge(parts[1].merge(parts[2]))
+    backwards = parts[2].merge(parts[1]).merge(parts[0])
+    assert_equal_tables(left, whole)
+    assert_equal_tables(right, whole)
+    assert_equal_tables(backwards, whole, samples=False)
+
+
+def test_the_empty_table_is_the_unit(rng):
+    table = build(rng.random((50, 9)) < 0.5, rng.random(50), labels=rng.integers(2, size=50), keep_samples=True)
+    empty = RegionTable.empty(9)
+    assert len(empty) == empty.n_samples == 0
+    assert_equal_tables(table.merge(empty), table)
+    assert_equal_tables(empty.merge(table), table)
+    assert len(empty.merge(empty)) == 0
+
+
+def test_counts_past_32_bits_merge_exactly(rng):
+    table = build(rng.random((20, 9)) < 0.5)
+    big = RegionTable(table.panels, 9, table.counts * (2**40 + 1), table.error_sum)
+    assert big.merge(big).counts.tolist() == (2 * (2**40 + 1) * table.counts).tolist()
+
+
+def test_colliding_hashes_are_told_apart(rng, monkeypatch):
+    X, errors = rng.random((300, 70)) < 0.02, rng.random(300)
+    expected = naive.regions([tuple(row) for row in X.tolist()], errors)
+
+    def collide(words, out):
+        out[:] = words[:, 0] % np.uint64(2)
+
+    monkeypatch.setattr(_kernels, "hash_rows", collide)
+    table = build(X, errors)
+    found = dict(zip([tuple(p) for p in table.patterns.to_bool().tolist()], table.counts.tolist(), strict=True))
+    assert found == {p: n for p, (n, _) in expected.items()}
+    shuffled = rng.permutation(300)
+    assert_equal_tables(table, build(X[shuffled], errors[shuffled]))
+
+
+def test_the_hash_that_orders_regions_is_fixed():
+    words = np.array([[0, 0], [1, 0], [0, 1], [2**63, 12345]], dtype=np.uint64)
+    out = np.empty(4, dtype=np.uint64)
+    with np.errstate(over="ignore"):
+        _kernels.hash_rows(words, out)
+    expected = []
+    for row in words.tolist():
+        h = 0x9E3779B97F4A7C15
+        for word in row:
+            h = (h ^ word) * 0xFF51AFD7ED558CCD % 2**64
+            h ^= h >> 32
+        expected.append(h)
+    assert out.tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("errors", "message"),
+    [
+        (
+            [0.0, 1.0],
+            r"errors must be numbers of shape \(3,\), one for each row of patterns. Got float64 of shape \(2,\).",
+        ),
+        ([[0.0], [0.0], [1.0]], r"Got float64 of shape \(3, 1\)"),
+        (["0", "1", "0"], r"Got <U1 of shape \(3,\)"),
+        ([0.0, 1.5, 0.0], r"errors must lie in \[0, 1\]. Got 1.5 in row 1; scale the error function."),
+        ([0.0, 0.0, -0.1], r"Got -0.1 in row 2"),
+        ([np.nan, 0.0, 0.0], r"Got nan in row 0"),
+    ],
+)
+def test_bad_errors_are_named(errors, message):
+    with pytest.raises(InvalidInput, match=message):
+        build(np.zeros((3, 2)), errors)
+
+
+@pytest.mark.parametrize("labels", [[0, 1], [0, -1, 2], [0.5, 1.0, 2.0]])
+def test_bad_labels_are_named(labels):
+    with pytest.raises(InvalidInput, match=r"labels must be integers from 0 of shape \(3,\)"):
+        build(np.zeros((3, 2)), labels=labels)
+
+
+def test_tables_of_another_size_do_not_merge():
+    with pytest.raises(InvalidInput, match=r"patterns of one size. Got 2 and 3 units; record the same layers"):
+        build(np.zeros((1, 2))).merge(build(np.zeros((1, 3))))
+
+
+def test_layout_fills_with_zeros(rng):
+    values = rng.random((20, 3))
+    filled = regions.fill_panels(values)
+    assert filled.shape == (2, 16, 3)
+    np.testing.assert_array_equal(filled.reshape(32, 3)[:20], values)
+    assert not filled.reshape(32, 3)[20:].any()

@@ -1,0 +1,178 @@
+import numpy as np
+import pytest
+
+import terrafirma
+from terrafirma import SubfunctionBound
+from terrafirma.core.weighting import Exponential, Gaussian, Tabulated
+from terrafirma.errors import BadFile, InvalidInput, NotFitted
+
+
+def test_reference_values(reference):
+    """Every part of the bound, for every rho and delta, to 1e-9."""
+    close = {"rtol": 1e-9, "atol": 1e-12}
+    for rho in reference["rhos"]:
+        exact = {key: reference[f"rho{rho:g}_exact_{key}"] for key in ("log_u", "log_w", "log_P", "log_emprisk")}
+        est = SubfunctionBound(rho=rho).fit(reference["train_bits"], reference["train_err"])
+        assert est.log_u_ == pytest.approx(exact["log_u"], rel=1e-9)
+        assert len(est.regions_) == len(reference["unique_counts"])
+        assert est.regions_.counts.sum() == est.n_samples_ == len(reference["train_bits"])
+        for j, delta in enumerate(reference["deltas"]):
+            est.delta = delta
+            terms = est.terms(reference["test_bits"])
+            np.testing.assert_allclose(terms.log_density, exact["log_P"], **close)
+            np.testing.assert_allclose(terms.log_risk, exact["log_emprisk"], **close)
+            np.testing.assert_allclose(terms.log_gap, reference[f"rho{rho:g}_exact_log_gap"][:, j], **close)
+            np.testing.assert_allclose(terms.log_bound, reference[f"rho{rho:g}_exact_log_bound"][:, j], **close)
+
+
+def test_the_published_implementation_is_ours_plus_a_constant(reference):
+    """Where it is finite: its u is wrong, and u moves all scores alike."""
+    for rho in reference["rhos"]:
+        official = reference[f"rho{rho:g}_log_bound_official"].astype(np.float64)
+        est = SubfunctionBound(rho=rho).fit(reference["train_bits"], reference["train_err"])
+        ours = []
+        for delta in reference["deltas"]:
+            est.delta = delta
+            ours.append(est.unreliability(reference["test_bits"]))
+        difference = (official - np.transpose(ours))[np.isfinite(official)]
+        assert np.ptp(difference) < 2e-5  # single precision
+        assert len(difference) > 100
+
+
+def test_wide_kernels_rank_as_density_alone(reference):
+    """Where the risk is nothing beside the gap, training errors and delta change no rank."""
+    rho = reference["rhos"][-1]
+    est = SubfunctionBound(rho=rho).fit(reference["train_bits"], reference["train_err"])
+    terms = est.terms(reference["test_bits"])
+    if (terms.log_risk - terms.log_gap).max() < -37:
+        np.testing.assert_array_equal(np.argsort(terms.log_bound), np.argsort(-terms.log_density))
+
+
+@pytest.fixture
+def data(rng):
+    return rng.random((120, 70)) < 0.3, rng.random(120) < 0.1, rng.random((30, 70)) < 0.4
+
+
+@pytest.mark.parametrize(
+    "est",
+    [
+        SubfunctionBound(rho=5.0, delta=0.3),
+        SubfunctionBound(rho=0.1 + 0.2, delta=1.0),
+        SubfunctionBound(weighting=Exponential(3.0)),
+        SubfunctionBound(weighting=Tabulated(-np.sqrt(np.arange(71.0)))),
+    ],
+)
+def test_saved_and_loaded_scores_are_the_same_bits(est, data, tmp_path):
+    X, errors, Q = data
+    path = tmp_path / "bound.safetensors"
+    est.fit(X, errors).save(path)
+    loaded = SubfunctionBound.load(path)
+    np.testing.assert_array_equal(loaded.unreliability(Q), est.unreliability(Q))
+    assert (loaded.delta, loaded.log_u_, loaded.n_samples_, loaded.n_units_) == (est.delta, est.log_u_, 120, 70)
+    np.testing.assert_array_equal(loaded.regions_.counts, est.regions_.counts)
+    if est.weighting is None:
+        assert loaded.rho == est.rho
+    loaded.save(path)
+    np.testing.assert_array_equal(SubfunctionBound.load(path).unreliability(Q), est.unreliability(Q))
+
+
+def test_a_broken_file_is_refused(data, tmp_path):
+    path = tmp_path / "bound.safetensors"
+    SubfunctionBound(rho=5.0).fit(*data[:2]).save(path)
+    path.write_bytes(path.read_bytes()[:-8])
+    with pytest.raises(BadFile, match="not a whole safetensors file"):
+        SubfunctionBound.load(path)
+
+
+def test_a_tabulated_gaussian_is_the_gaussian(data):
+    X, errors, Q = data
+    table = SubfunctionBound(weighting=Tabulated(Gaussian(4.0).log_d(70))).fit(X, errors)
+    gaussian = SubfunctionBound(rho=4.0).fit(X, errors)
+    np.testing.assert_allclose(table.unreliability(Q), gaussian.unreliability(Q), rtol=1e-12)
+
+
+def test_delta_enters_last(data):
+    X, errors, Q = data
+    est = SubfunctionBound(rho=4.0, delta=0.01).fit(X, errors)
+    before = est.terms(Q)
+    est.delta = 0.5
+    after = est.terms(Q)
+    np.testing.assert_array_equal(after.log_risk, before.log_risk)
+    shift = 0.5 * np.log(np.log(2 / 0.5) / np.log(2 / 0.01))
+    np.testing.assert_allclose(after.log_gap - before.log_gap, shift, rtol=1e-10)
+
+
+def test_fitting_again_forgets_what_was(data, rng):
+    X, errors, Q = data
+    est = SubfunctionBound(rho=4.0).fit(rng.random((5, 9)) < 0.5, np.ones(5))
+    np.testing.assert_array_equal(
+        est.fit(X, errors).unreliability(Q), SubfunctionBound(rho=4.0).fit(X, errors).unreliability(Q)
+    )
+    assert est.n_units_ == 70
+
+
+def test_a_failed_fit_changes_nothing(data):
+    X, errors, Q = data
+    est = SubfunctionBound(rho=4.0).fit(X, errors)
+    before = est.unreliability(Q)
+    with pytest.raises(InvalidInput):
+        est.fit(X[:, :5], errors * 7.0)
+    np.testing.assert_array_equal(est.unreliability(Q), before)
+
+
+def test_input_is_never_written_to(data):
+    X, errors, Q = data
+    copies = [a.copy() for a in data]
+    for array in data:
+        array.setflags(write=False)
+    SubfunctionBound(rho=4.0).fit(X, errors).unreliability(Q)
+    for array, copy in zip(data, copies, strict=True):
+        np.testing.assert_array_equal(array, copy)
+
+
+def test_the_repr_says_what_it_is(data):
+    est = SubfunctionBound(rho=4.0, weighting=Exponential(2.0))
+    assert repr(est) == "<SubfunctionBound(rho=4.0, delta=0.001, weighting=Exponential(tau=2.0))>"
+    assert repr(SubfunctionBound().fit(*data[:2])) == "<SubfunctionBound(rho=16.0, delta=0.001) fitted on 120 samples>"
+
+
+@pytest.mark.parametrize("method", ["unreliability", "terms", "save"])
+def test_unfitted_use_is_named(method):
+    with pytest.raises(NotFitted, match=r"SubfunctionBound is not fitted. Call fit\(X, errors\) before "):
+        getattr(SubfunctionBound(), method)("x")
+
+
+@pytest.mark.parametrize("rho", [0, -1.0, np.nan, np.inf, "wide"])
+def test_rho_must_be_positive(data, rho):
+    with pytest.raises(InvalidInput, match="rho must be a positive float"):
+        SubfunctionBound(rho=rho).fit(*data[:2])
+
+
+@pytest.mark.parametrize("delta", [0, -0.1, 1.1, np.nan, "small", None])
+def test_delta_must_be_a_probability(data, delta):
+    with pytest.raises(InvalidInput, match=r"delta must lie in \(0, 1\] \(the bound holds with probability"):
+        SubfunctionBound(delta=delta).fit(*data[:2])
+
+
+def test_weightings_must_be_weightings(data):
+    with pytest.raises(InvalidInput, match=r"weighting must have log_d\(M\), as Gaussian, .* Got 'gaussian'."):
+        SubfunctionBound(weighting="gaussian").fit(*data[:2])
+
+
+def test_bad_training_sets_are_named(data):
+    X, errors, _ = data
+    for fit, message in (
+        (lambda: SubfunctionBound().fit(X[:0], errors[:0]), "X must have at least one row to fit. Got none."),
+        (lambda: SubfunctionBound().fit(X, errors[:3]), r"errors must be numbers of shape \(120,\)"),
+        (lambda: SubfunctionBound().fit(X[0], errors[:1]), "two dimensions"),
+        (lambda: SubfunctionBound().fit(np.packbits(X, axis=1), errors), "must be unpacked first"),
+    ):
+        with pytest.raises(InvalidInput, match=message):
+            fit()
+
+
+def test_queries_of_another_width_are_named(data):
+    X, errors, Q = data
+    est = terrafirma.SubfunctionBound(rho=4.0).fit(X, errors)
+    with pytest.raises(InvalidInput, match="X must have 70 units, as the training patterns. Got 69; record the same"):
+        est.unreliability(Q[:, :-1])

@@ -1,0 +1,118 @@
+import numpy as np
+import pytest
+
+import terrafirma
+from terrafirma import metrics, select
+from terrafirma.core.patterns import PackedPatterns
+from terrafirma.core.regions import RegionTable
+from terrafirma.errors import InvalidInput
+from terrafirma.selection import DELTAS, default_rhos
+
+
+@pytest.fixture
+def data(rng):
+    centres = rng.random((3, 80)) < 0.5
+    noise = rng.random(500) * 0.4  # noisier samples are wrong more often
+    X = centres[rng.integers(3, size=500)] ^ (rng.random((500, 80)) < noise[:, None])
+    errors = rng.random(500) < noise
+    return X[:300], errors[:300], X[300:], errors[300:]
+
+
+@pytest.mark.parametrize("thresholds", [None, 1000])
+@pytest.mark.parametrize("metric", ["aucea", "auroc"])
+def test_each_row_is_the_metric_of_that_setting(data, metric, thresholds):
+    rhos, deltas = [2.0, 5.0, 20.0], [0.01, 0.9]
+    selection = select(*data, rhos=rhos, deltas=deltas, metric=metric, thresholds=thresholds)
+    assert [(r.rho, r.delta) for r in selection.table] == [(r, d) for r in rhos for d in deltas]
+    X, errors, V, wrong = data
+    for row in selection.table:
+        scores = terrafirma.SubfunctionBound(row.rho, row.delta).fit(X, errors).unreliability(V)
+        assert row.metric == getattr(metrics, metric)(scores, wrong, thresholds=thresholds)
+    best = selection.table[np.argmax(selection.table.metric)]
+    assert (selection.best.rho, selection.best.delta) == (best.rho, best.delta)
+
+
+def test_the_best_is_fitted_as_if_alone(data):
+    X, errors, V, _ = data
+    best = select(*data, rhos=[2.0, 5.0]).best
+    alone = terrafirma.SubfunctionBound(best.rho, best.delta).fit(X, errors)
+    np.testing.assert_array_equal(best.unreliability(V), alone.unreliability(V))
+
+
+def test_ties_go_to_the_first_entry(data):
+    X, _, V, wrong = data
+    selection = select(X, np.zeros(300), V, wrong, rhos=[5.0], deltas=[0.5, 0.001, 0.9])
+    assert len(set(selection.table.metric)) == 1
+    assert selection.best.delta == 0.5
+    constant = select(*data, rhos=[7.0, 5.0], deltas=[0.2, 0.1], metric=lambda u, e: 0.5)
+    assert (constant.best.rho, constant.best.delta) == (7.0, 0.2)
+
+
+def test_a_metric_of_ones_own(data):
+    selection = select(*data, rhos=[2.0, 5.0, 9.0], deltas=[0.1], metric=lambda u, e: -metrics.aurc(u, e))
+    expected = select(*data, rhos=[2.0, 5.0, 9.0], deltas=[0.1])
+    assert selection.best.rho == expected.best.rho
+    np.testing.assert_allclose(selection.table.metric, expected.table.metric - 1)
+
+
+def test_published_choices_of_delta(reference):
+    """The published code's validation AUCEA chose this delta, on its own scores: ours reaches it at least."""
+    train = reference["train_bits"], reference["train_err"]
+    val = reference["val_bits"], ~reference["val_correct"]
+    for rho in reference["rhos"][:2]:
+        table = select(*train, *val, rhos=[rho], deltas=reference["deltas"], thresholds=1000).table
+        published = reference[f"rho{rho:g}_val_aucea_per_delta_official"]
+        np.testing.assert_allclose(table.metric, published, atol=2e-3)
+
+
+def test_the_default_grid_spans_the_distances_there_are(data):
+    X, errors, V, _ = data
+    table = RegionTable.build(PackedPatterns.pack(X), errors)
+    rhos = default_rhos(PackedPatterns.pack(V), table)
+    distances = (V[:, None, :] ^ X[None, :, :]).sum(axis=2)
+    assert rhos[0] == pytest.approx(np.median(distances.min(axis=1)))
+    assert abs(rhos[-1] - np.median(distances)) <= 1
+    np.testing.assert_allclose(np.diff(np.log(rhos)), np.log(rhos[-1] / rhos[0]) / 8)
+    selection = select(*data)
+    assert sorted(set(selection.table.rho)) == list(rhos)
+    assert len(selection.table) == len(rhos) * len(DELTAS)
+
+
+def test_the_default_grid_where_all_patterns_are_equal():
+    X = np.ones((10, 5), dtype=bool)
+    selection = select(X, np.zeros(10), X[:3], np.zeros(3))
+    assert np.isfinite(selection.table.metric).all()
+    assert selection.best.rho == 1.0
+
+
+def test_the_repr_tells_the_outcome(data):
+    selection = select(*data, rhos=[5.0], deltas=[0.1])
+    assert repr(selection).startswith("<Selection best=<SubfunctionBound(rho=5.0, delta=0.1) fitted on 300 samples>")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"rhos": []}, "rhos must have at least one value to try. Got none; leave it out for the default grid."),
+        ({"deltas": []}, "deltas must have at least one value to try. Got none"),
+        ({"rhos": [1.0, -1.0]}, "rho must be a positive float .* Got -1.0."),
+        ({"deltas": [0.5, 2.0]}, r"delta must lie in \(0, 1\] .* Got 2.0."),
+        ({"metric": "accuracy"}, "metric must be 'aucea', 'auroc' or a function. Got 'accuracy'."),
+        ({"metric": metrics.auroc, "thresholds": 5}, "thresholds belongs to the named metrics"),
+    ],
+)
+def test_bad_grids_are_named(data, change, message):
+    with pytest.raises(InvalidInput, match=message):
+        select(*data, **change)
+
+
+def test_bad_sets_are_named(data):
+    X, errors, V, wrong = data
+    for call, message in (
+        (lambda: select(X[:0], errors[:0], V, wrong), "X_train must have at least one row to fit"),
+        (lambda: select(X, errors, V[:0], wrong[:0]), "X_val must have at least one row to select on"),
+        (lambda: select(X, errors, V[:, :7], wrong), "X_val must have 80 units, as the training patterns. Got 7"),
+        (lambda: select(X, errors, V, wrong[:5]), r"errors_val must be numbers of shape \(200,\)"),
+    ):
+        with pytest.raises(InvalidInput, match=message):
+            call()

@@ -1,0 +1,98 @@
+import json
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from terrafirma import storage
+from terrafirma.errors import BadFile
+
+ARRAYS = {"a": np.arange(6.0).reshape(2, 3), "b": np.array([1, 2**63], dtype=np.uint64), "empty": np.zeros(0, np.int64)}
+
+
+@pytest.fixture
+def path(tmp_path):
+    path = tmp_path / "thing.safetensors"
+    storage.write_arrays(path, "Thing", ARRAYS, {"rho": 0.1, "name": "ü"})
+    return path
+
+
+def test_what_is_written_is_read(path):
+    arrays, settings = storage.read_arrays(path, "Thing")
+    assert settings == {"rho": 0.1, "name": "ü"}
+    assert arrays.keys() == ARRAYS.keys()
+    for name, array in ARRAYS.items():
+        assert arrays[name].dtype == array.dtype
+        np.testing.assert_array_equal(arrays[name], array)
+
+
+def test_other_kinds_are_refused(path):
+    with pytest.raises(BadFile, match="holds a Thing, not a Guard. Load it with the class that saved it."):
+        storage.read_arrays(path, "Guard")
+
+
+@pytest.mark.parametrize("keep", [0, 5, 100, -1])
+def test_truncated_files_are_refused(path, keep):
+    path.write_bytes(path.read_bytes()[:keep])
+    with pytest.raises(BadFile, match="is not a whole safetensors file .* truncated or of another kind"):
+        storage.read_arrays(path, "Thing")
+
+
+def test_a_text_file_is_refused(path):
+    path.write_text("rho = 16\n" * 100)
+    with pytest.raises(BadFile, match="is not a whole safetensors file"):
+        storage.read_arrays(path, "Thing")
+
+
+def test_foreign_safetensors_are_refused(path):
+    path.write_bytes(safetensors.numpy.save(ARRAYS))
+    with pytest.raises(BadFile, match="was not written by terrafirma. Load files that its save wrote."):
+        storage.read_arrays(path, "Thing")
+
+
+def test_every_altered_byte_of_the_arrays_is_noticed(path):
+    data = bytearray(path.read_bytes())
+    start = 8 + int.from_bytes(data[:8], "little")
+    for i in range(start, len(data)):
+        altered = bytearray(data)
+        altered[i] ^= 1
+        path.write_bytes(altered)
+        with pytest.raises(BadFile, match="has been altered: its content does not match its checksum. Save it again."):
+            storage.read_arrays(path, "Thing")
+
+
+def test_altered_settings_are_noticed(path):
+    path.write_bytes(path.read_bytes().replace(b'\\"rho\\": 0.1', b'\\"rho\\": 0.2'))
+    with pytest.raises(BadFile, match="has been altered"):
+        storage.read_arrays(path, "Thing")
+
+
+def test_newer_formats_are_refused(path):
+    header = {"format": storage.FORMAT + 1, "kind": "Thing", "version": "99.0"}
+    path.write_bytes(safetensors.numpy.save(ARRAYS, metadata={"terrafirma": json.dumps(header)}))
+    with pytest.raises(BadFile, match=r"has format 2, written by terrafirma 99.0; .* Install the newer version."):
+        storage.read_arrays(path, "Thing")
+
+
+def test_a_missing_file_is_the_usual_error(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        storage.read_arrays(tmp_path / "nothing", "Thing")
+
+
+def test_a_crash_half_way_leaves_the_old_file_whole(path, monkeypatch):
+    before = path.read_bytes()
+
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(storage.os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        storage.write_arrays(path, "Thing", {"a": np.ones(1000)}, {})
+    assert path.read_bytes() == before
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_files_get_the_usual_permissions(path, tmp_path):
+    plain = tmp_path / "plain"
+    plain.touch()
+    assert path.stat().st_mode == plain.stat().st_mode
