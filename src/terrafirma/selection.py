@@ -83,8 +83,7 @@ def select(
     train = as_patterns(X_train)
     if len(train) == 0:
         raise InvalidInput("X_train must have at least one row to fit. Got none.")
-    table = RegionTable.build(train, errors_train)
-    del train
+    table = RegionTable.build(train, errors_train, consume=train is not X_train)
     val = as_patterns(X_val, n_units=table.n_units, name="X_val")
     errors = check_errors(errors_val, len(val), name="errors_val")
     if len(val) == 0:

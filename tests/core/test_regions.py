@@ -4,6 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+import terrafirma
 from terrafirma.core import _kernels, regions
 from terrafirma.core.patterns import PackedPatterns
 from terrafirma.core.regions import RegionTable
@@ -56,6 +57,21 @@ def test_patterns_fill_whole_panels_and_come_back(rng):
         assert table.panels.shape == (-(-n // 16), 3, 16)
         assert {r.tobytes() for r in table.patterns.to_bool()} == {r.tobytes() for r in X}
         np.testing.assert_array_equal(table.rows(np.array([n - 1])).words[0], table.patterns.words[n - 1])
+
+
+@pytest.mark.parametrize("n", [0, 1, 15, 16, 17, 100, 1000])
+@pytest.mark.parametrize("distinct", [True, False])
+def test_a_table_that_takes_over_the_patterns_is_the_same(rng, n, distinct):
+    X, errors = rng.random((n, 130 if distinct else 3)) < 0.5, rng.random(n)
+    assert_equal_tables(build(X, errors, keep_samples=True, consume=True), build(X, errors, keep_samples=True))
+
+
+def test_patterns_of_the_user_are_never_taken_over(rng):
+    packed = PackedPatterns.pack(rng.random((100, 9)) < 0.5)
+    before = packed.words.copy()
+    terrafirma.SubfunctionBound().fit(packed, np.zeros(100))
+    terrafirma.select(packed, np.zeros(100), packed, np.zeros(100), rhos=[1.0])
+    np.testing.assert_array_equal(packed.words, before)
 
 
 def test_row_order_does_not_matter(rng):

@@ -33,10 +33,10 @@ from numba import config, njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from terrafirma.core.patterns import BoolArray, FloatArray, IntArray, WordArray
+from terrafirma.core.patterns import PANEL, BoolArray, FloatArray, IntArray, WordArray
 
 QUERIES = 4  # patterns in a query panel; single queries come in panels of 1
-ROWS = 16  # patterns in a training panel
+ROWS = PANEL  # patterns in a training panel: 16
 STRIP_WORDS = 1 << 14  # words of the training panels that one strip holds: 128 kB
 
 kernel = njit(nogil=True, cache=True, boundscheck=False)
@@ -356,14 +356,60 @@ def hash_rows(words: WordArray, out: WordArray) -> None:
 
 
 @kernel
-def differs_from_previous(words: WordArray, order: IntArray, out: BoolArray) -> None:
-    """Whether row ``order[i]`` is another pattern than row ``order[i - 1]``; the first always is."""
+def find_groups(words: WordArray, hashes: WordArray, order: IntArray, first: BoolArray) -> bool:
+    """Mark in ``first`` where row ``order[i]`` is another pattern than the one before it.
+
+    Returns whether two different neighbours have one hash, so that equal patterns may stand apart.
+    """
+    collision = False
     for i in range(len(order)):
-        out[i] = i == 0
+        first[i] = i == 0
         for w in range(words.shape[1]):
-            if out[i]:
+            if first[i]:
                 break
-            out[i] = words[order[i], w] != words[order[i - 1], w]
+            first[i] = words[order[i], w] != words[order[i - 1], w]
+        collision |= i > 0 and first[i] and hashes[order[i]] == hashes[order[i - 1]]
+    return collision
+
+
+@kernel
+def number_groups(order: IntArray, first: BoolArray, group: IntArray) -> None:
+    """Number the groups that begin where ``first`` is set: the group of each row."""
+    g = -1
+    for i in range(len(order)):
+        g += first[i]
+        group[order[i]] = g
+
+
+@kernel
+def permute_rows(words: WordArray, permutation: IntArray) -> None:
+    """Put row ``permutation[i]`` at ``i`` for all rows, in place, cycle by cycle; the permutation is used up."""
+    lifted = np.empty(words.shape[1], dtype=np.uint64)
+    for start in range(len(words)):
+        if permutation[start] < 0:
+            continue
+        lifted[:] = words[start]
+        i = start
+        while permutation[i] != start:
+            source = permutation[i]
+            words[i] = words[source]
+            permutation[i] = -1
+            i = source
+        words[i] = lifted
+        permutation[i] = -1
+
+
+@kernel
+def rows_to_panels(blocks: WordArray) -> None:
+    """Turn each block of 16 rows (n, 16, W) into a panel (W, 16), in its own memory."""
+    _, height, n_words = blocks.shape
+    block = np.empty((height, n_words), dtype=np.uint64)
+    for b in range(len(blocks)):
+        block[:] = blocks[b]
+        panel = blocks[b].reshape(n_words, height)
+        for w in range(n_words):
+            for j in range(height):
+                panel[w, j] = block[j, w]
 
 
 @kernel

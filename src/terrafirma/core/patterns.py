@@ -26,7 +26,8 @@ IntArray = npt.NDArray[np.int64]
 WordArray = npt.NDArray[np.uint64]
 
 WORD = 64
-CHUNK_BYTES = 1 << 22  # of input, packed at a time
+PANEL = 16  # patterns in a panel of the kernels
+CHUNK_BYTES = 1 << 18  # of input, packed at a time
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,7 +83,8 @@ class PackedPatterns:
         """
         X = _checked_array(X)
         n, n_units = X.shape
-        words = np.zeros((n, words_per_row(n_units)), dtype=np.uint64)
+        room = np.zeros((-(-n // PANEL) * PANEL, words_per_row(n_units)), dtype=np.uint64)
+        words = room[:n]  # with room for whole panels, a table of regions can take the memory over
         bytes_of_rows = words.view(np.uint8)
         step = max(1, CHUNK_BYTES // (n_units * X.itemsize))
         for start in range(0, n, step):

@@ -58,7 +58,13 @@ class RegionTable:
 
     @classmethod
     def build(
-        cls, patterns: PackedPatterns, errors: Any, *, labels: Any = None, keep_samples: bool = False
+        cls,
+        patterns: PackedPatterns,
+        errors: Any,
+        *,
+        labels: Any = None,
+        keep_samples: bool = False,
+        consume: bool = False,
     ) -> RegionTable:
         """The table of a data set.
 
@@ -72,14 +78,19 @@ class RegionTable:
             Classes from 0; counted for each region if given.
         keep_samples : bool
             Whether to keep the region of each sample.
+        consume : bool
+            Whether the table may take over the memory of ``patterns``, which are then gone: half the memory.
 
         """
         errors = check_errors(errors, len(patterns))
         labels = None if labels is None else _check_labels(labels, len(patterns))
-        region, rows = _group(patterns.words)
-        n_regions = len(rows)
+        region, rows, n_regions = _group(patterns.words)
+        panels = (
+            _lay_out_in_place(patterns.words, rows, n_regions) if consume else lay_out(patterns.words, rows[:n_regions])
+        )
+        del rows
         return cls(
-            panels=lay_out(patterns.words, rows),
+            panels=panels,
             n_units=patterns.n_units,
             counts=np.bincount(region, minlength=n_regions),
             error_sum=np.bincount(region, weights=errors, minlength=n_regions).astype(np.float64),
@@ -106,16 +117,18 @@ class RegionTable:
         if len(self) == 0 or len(other) == 0:
             return other if len(self) == 0 else self
         words = np.concatenate([self.patterns.words, other.patterns.words])
-        region, rows = _group(words)
-        counts = np.zeros(len(rows), dtype=np.int64)
+        region, rows, n_regions = _group(words)
+        counts = np.zeros(n_regions, dtype=np.int64)
         np.add.at(counts, region, np.concatenate([self.counts, other.counts]))  # bincount would round past 2^53
         error_sum = np.bincount(region, weights=np.concatenate([self.error_sum, other.error_sum])).astype(np.float64)
         label_counts, sample_region = None, None
         if self.label_counts is not None and other.label_counts is not None:
-            label_counts = _stack_label_counts(self.label_counts, other.label_counts, region, len(rows))
+            label_counts = _stack_label_counts(self.label_counts, other.label_counts, region, n_regions)
         if self.sample_region is not None and other.sample_region is not None:
             sample_region = region[np.concatenate([self.sample_region, len(self) + other.sample_region])]
-        return RegionTable(lay_out(words, rows), self.n_units, counts, error_sum, label_counts, sample_region)
+        return RegionTable(
+            lay_out(words, rows[:n_regions]), self.n_units, counts, error_sum, label_counts, sample_region
+        )
 
     @property
     def patterns(self) -> PackedPatterns:
@@ -169,21 +182,23 @@ def _check_labels(labels: Any, n: int) -> IntArray:
     return values.astype(np.int64)
 
 
-def _group(words: WordArray) -> tuple[IntArray, IntArray]:
-    """The region of each row, and one row of each region; regions ordered by the hash of their words, then by the words."""
+def _group(words: WordArray) -> tuple[IntArray, IntArray, int]:
+    """Number the distinct patterns, ordered by the hash of their words, then by the words.
+
+    Returns the region of each row; all rows, first one of each region in order, then the rest; and the number of regions.
+    """
     hashes = np.empty(len(words), dtype=np.uint64)
     with np.errstate(over="ignore"):  # arithmetic modulo 2^64 is meant
         _kernels.hash_rows(words, hashes)
     order = np.argsort(hashes, kind="stable")
     first = np.empty(len(order), dtype=np.bool_)
-    _kernels.differs_from_previous(words, order, first)
-    same_hash = hashes[order[1:]] == hashes[order[:-1]]
-    if (first[1:] & same_hash).any():  # two patterns with one hash: so rare that sorting by all words may take its time
+    if _kernels.find_groups(words, hashes, order, first):  # so rare that sorting by all words may take its time
         order = np.lexsort([*words.T[::-1], hashes])
-        _kernels.differs_from_previous(words, order, first)
+        _kernels.find_groups(words, hashes, order, first)
+    del hashes
     region = np.empty(len(order), dtype=np.int64)
-    region[order] = np.cumsum(first) - 1
-    return region, order[first]
+    _kernels.number_groups(order, first, region)
+    return region, np.concatenate([order[first], order[~first]]), int(first.sum())
 
 
 def lay_out(words: WordArray, rows: IntArray) -> WordArray:
@@ -199,6 +214,19 @@ def lay_out(words: WordArray, rows: IntArray) -> WordArray:
         if whole * height < len(part):
             target[whole, :, : len(part) - whole * height] = part[whole * height :].T
     return panels
+
+
+def _lay_out_in_place(words: WordArray, rows: IntArray, n_regions: int) -> WordArray:
+    """``lay_out`` of the first rows of a permutation (used up), in the memory of ``words``, which must be nobody else's."""
+    height, W, n_panels = _kernels.ROWS, words.shape[1], -(-n_regions // _kernels.ROWS)
+    room = words.base
+    if room is None or room.shape[1:] != (W,) or len(room) % height:  # not from PackedPatterns.pack
+        return lay_out(words, rows[:n_regions])
+    _kernels.permute_rows(words, rows)
+    words[n_regions:] = 0
+    _kernels.rows_to_panels(room.reshape(-1, height, W))
+    panels = room.reshape(-1, W, height)
+    return panels[:n_panels] if 2 * n_panels > len(panels) else panels[:n_panels].copy()
 
 
 def fill_panels(values: npt.NDArray[Any]) -> npt.NDArray[Any]:

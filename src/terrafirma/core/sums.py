@@ -21,7 +21,7 @@ from terrafirma.core.patterns import FloatArray, IntArray, PackedPatterns, WordA
 
 __all__ = ["distance_histograms", "log_count_sums", "log_value_sums"]
 
-HISTOGRAM_BYTES = 1 << 21  # of histograms in flight in each thread
+HISTOGRAM_BYTES = 3 << 18  # of histograms in flight in each thread
 SMALL_WORK = 1 << 20  # comparisons of words below which threads cost more than they save
 
 

@@ -85,8 +85,7 @@ class SubfunctionBound:
         patterns = as_patterns(X)
         if len(patterns) == 0:
             raise InvalidInput("X must have at least one row to fit. Got none.")
-        table = RegionTable.build(patterns, errors)
-        del patterns
+        table = RegionTable.build(patterns, errors, consume=patterns is not X)
         return self._set(table, normalize(table, [weighting])[0], weighting)
 
     def terms(self, X: Any) -> BoundTerms:
