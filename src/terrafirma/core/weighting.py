@@ -52,7 +52,7 @@ class Exponential:
     """``d(h) = exp(-h / tau)``: each differing bit costs the same factor.
 
     >>> Exponential(tau=2.0).log_d(4)
-    array([-0. , -0.5, -1. , -1.5, -2. ])
+    array([ 0. , -0.5, -1. , -1.5, -2. ])
     """
 
     tau: float
