@@ -173,12 +173,12 @@ def test_bootstrap_redraws_what_has_no_wrong_row():
         (lambda: metrics.auroc([1.0, np.nan], [True, False]), r"unreliability must not be NaN. Got NaN in row 1."),
         (
             lambda: metrics.auroc([1.0, 2.0], [True]),
-            r"errors must be numbers of shape \(2,\).* Got bool of shape \(1,\)",
+            r"wrong must be numbers of shape \(2,\).* Got bool of shape \(1,\)",
         ),
         (lambda: metrics.auroc([1.0, 2.0], [0.5, 1]), r"wrong must be bool \(or 0 and 1\). Got other numbers"),
         (lambda: metrics.auroc([1.0, 2.0], [True, True]), r"both wrong and right rows .* Got 2 wrong of 2."),
         (lambda: metrics.aupr([1.0, 2.0], [False, False]), r"Got 0 wrong of 2."),
-        (lambda: metrics.aucea([1.0, 2.0], [0, 2]), r"errors must lie in \[0, 1\]. Got others"),
+        (lambda: metrics.aucea([1.0, 2.0], [0, 2]), r"errors must lie in \[0, 1\]. Got 2.0 in row 1"),
         (lambda: metrics.aucea([1.0, 2.0], [0, np.nan]), r"errors must lie in \[0, 1\]"),
         (
             lambda: metrics.aucea([1.0, 2.0], [0, 1], thresholds=0),

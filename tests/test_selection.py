@@ -106,12 +106,24 @@ def test_bad_grids_are_named(data, change, message):
         select(*data, **change)
 
 
+@pytest.mark.parametrize("metric", [metrics.aurc, metrics.e_aurc, metrics.augrc, metrics.fpr_at_tpr])
+def test_metrics_that_fall_with_quality_are_refused(data, metric):
+    with pytest.raises(InvalidInput, match=f"Got {metric.__name__}, which falls; use lambda u, e: -metrics."):
+        select(*data, metric=metric)
+
+
+def test_a_metric_that_is_not_defined_is_named(data):
+    with pytest.raises(InvalidInput, match="metric must be finite for every setting"):
+        select(*data, rhos=[2.0], metric=lambda u, e: np.nan)
+
+
 def test_bad_sets_are_named(data):
     X, errors, V, wrong = data
     for call, message in (
         (lambda: select(X[:0], errors[:0], V, wrong), "X_train must have at least one row to fit"),
         (lambda: select(X, errors, V[:0], wrong[:0]), "X_val must have at least one row to select on"),
         (lambda: select(X, errors, V[:, :7], wrong), "X_val must have 80 units, as the training patterns. Got 7"),
+        (lambda: select(X, errors[:5], V, wrong), r"errors_train must be numbers of shape \(300,\)"),
         (lambda: select(X, errors, V, wrong[:5]), r"errors_val must be numbers of shape \(200,\)"),
     ):
         with pytest.raises(InvalidInput, match=message):

@@ -79,6 +79,15 @@ def test_a_missing_file_is_the_usual_error(tmp_path):
         storage.read_arrays(tmp_path / "nothing", "Thing")
 
 
+def test_folders_are_named(tmp_path):
+    with pytest.raises(BadFile, match="is a folder. Load the file that save wrote."):
+        storage.read_arrays(tmp_path, "Thing")
+    with pytest.raises(BadFile, match="cannot be written: it is a folder."):
+        storage.write_arrays(tmp_path, "Thing", ARRAYS, {})
+    with pytest.raises(BadFile, match="nowhere/x cannot be written: its folder does not exist."):
+        storage.write_arrays(tmp_path / "nowhere" / "x", "Thing", ARRAYS, {})
+
+
 def test_a_crash_half_way_leaves_the_old_file_whole(path, monkeypatch):
     before = path.read_bytes()
 

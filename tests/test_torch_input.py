@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import terrafirma
+from terrafirma.errors import InvalidInput
 
 
 def test_tensors_score_as_arrays(rng):
@@ -14,3 +15,6 @@ def test_tensors_score_as_arrays(rng):
     est = terrafirma.SubfunctionBound(rho=5.0).fit(torch.relu(torch.tensor(activations)), torch.tensor(errors))
     np.testing.assert_array_equal(est.unreliability(torch.tensor(activations) > 0), expected)
     np.testing.assert_array_equal(est.unreliability(torch.tensor(activations).half()), expected)
+    np.testing.assert_array_equal(est.unreliability(torch.tensor(activations, requires_grad=True)), expected)
+    with pytest.raises(InvalidInput, match="must be a rectangular array of numbers. Got Tensor .*; convert it first"):
+        est.unreliability(torch.tensor(activations).bfloat16())

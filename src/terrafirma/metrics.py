@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from terrafirma.core._checks import as_array, check_errors
 from terrafirma.core.patterns import BoolArray, FloatArray, IntArray
 from terrafirma.errors import InvalidInput
 
@@ -201,7 +202,9 @@ def bootstrap(
         raise InvalidInput(f"samples must be a positive integer. Got {samples!r}.")
     if not 0 < confidence < 1:
         raise InvalidInput(f"confidence must lie in (0, 1). Got {confidence!r}.")
-    u, truth = np.asarray(unreliability), np.asarray(truth)
+    if not callable(metric):
+        raise InvalidInput(f"metric must be a function such as metrics.auroc. Got {metric!r}.")
+    u, truth = as_array(unreliability, "unreliability"), as_array(truth, "truth")
     value = metric(u, truth)
     rng = np.random.default_rng(seed)
     values: list[float] = []
@@ -248,31 +251,27 @@ def _published_counts(u: FloatArray, errors: FloatArray, thresholds: int) -> tup
 
 
 def _scores(unreliability: Any) -> FloatArray:
-    u = np.asarray(unreliability)
+    u = as_array(unreliability, "unreliability")
     if u.dtype.kind not in "bfiu" or u.ndim != 1 or len(u) == 0:
         raise InvalidInput(
             f"unreliability must be a one-dimensional array of numbers, not empty. Got {u.dtype} of shape {u.shape}."
         )
     u = u.astype(np.float64)
     if np.isnan(u).any():
-        raise InvalidInput(f"unreliability must not be NaN. Got NaN in row {int(np.argmax(np.isnan(u)))}.")
+        raise InvalidInput(
+            f"unreliability must not be NaN. Got NaN in row {int(np.argmax(np.isnan(u)))}; look for its cause."
+        )
     return u
 
 
 def _scores_and_errors(unreliability: Any, errors: Any) -> tuple[FloatArray, FloatArray]:
-    u, values = _scores(unreliability), np.asarray(errors)
-    if values.dtype.kind not in "bfiu" or values.shape != u.shape:
-        raise InvalidInput(
-            f"errors must be numbers of shape {u.shape}, one for each score. Got {values.dtype} of shape {values.shape}."
-        )
-    values = values.astype(np.float64)
-    if not ((values >= 0) & (values <= 1)).all():
-        raise InvalidInput("errors must lie in [0, 1]. Got others; for a classifier use prediction != label.")
-    return u, values
+    u = _scores(unreliability)
+    return u, check_errors(errors, len(u))
 
 
 def _scores_and_wrong(unreliability: Any, wrong: Any) -> tuple[FloatArray, BoolArray]:
-    u, values = _scores_and_errors(unreliability, wrong)
+    u = _scores(unreliability)
+    values = check_errors(wrong, len(u), name="wrong")
     if not ((values == 0) | (values == 1)).all():
         raise InvalidInput("wrong must be bool (or 0 and 1). Got other numbers; compare errors to a level first.")
     flags = values.astype(np.bool_)

@@ -13,20 +13,22 @@ import numpy as np
 import numpy.typing as npt
 
 from terrafirma import metrics
+from terrafirma.core._checks import check_delta, check_errors
 from terrafirma.core.bound import Smoother, bound_terms
 from terrafirma.core.normalizers import normalize
 from terrafirma.core.patterns import FloatArray, PackedPatterns, as_patterns
-from terrafirma.core.regions import RegionTable, check_errors
+from terrafirma.core.regions import RegionTable
 from terrafirma.core.sums import distance_histograms
 from terrafirma.core.weighting import Gaussian
 from terrafirma.errors import InvalidInput
-from terrafirma.scores.subfunction import SubfunctionBound, check_delta
+from terrafirma.scores.subfunction import SubfunctionBound, warn_if_all_active
 
 __all__ = ["DELTAS", "Selection", "default_rhos", "select"]
 
 DELTAS = (0.001, 0.01, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)  # the paper's grid
 N_RHOS = 9
 RHO_ROWS = 1000  # validation rows whose distances set the default grid
+LOWER_IS_BETTER = (metrics.aurc, metrics.e_aurc, metrics.augrc, metrics.fpr_at_tpr)
 Metric = Callable[..., float]
 
 
@@ -83,7 +85,9 @@ def select(
     train = as_patterns(X_train)
     if len(train) == 0:
         raise InvalidInput("X_train must have at least one row to fit. Got none.")
+    errors_train = check_errors(errors_train, len(train), name="errors_train")
     table = RegionTable.build(train, errors_train, consume=train is not X_train)
+    warn_if_all_active(X_train, table)
     val = as_patterns(X_val, n_units=table.n_units, name="X_val")
     errors = check_errors(errors_val, len(val), name="errors_val")
     if len(val) == 0:
@@ -102,6 +106,10 @@ def select(
         for rho, at_rho in zip(rhos, sums, strict=True)
         for delta in deltas
     ]
+    if not np.isfinite([value for *_, value in rows]).all():
+        raise InvalidInput(
+            "metric must be finite for every setting. Got NaN or infinity; choose one defined on these errors."
+        )
     grid = np.rec.array(rows, dtype=[("rho", np.float64), ("delta", np.float64), ("metric", np.float64)])
     first = int(np.argmax(grid.metric))
     rho, delta = rows[first][:2]
@@ -131,6 +139,11 @@ def _grid(name: str, values: Sequence[float]) -> tuple[Any, ...]:
 
 
 def _metric(metric: str | Metric, thresholds: int | None) -> Callable[[FloatArray, npt.NDArray[Any]], float]:
+    if metric in LOWER_IS_BETTER:
+        raise InvalidInput(
+            f"metric must grow with quality. Got {metric.__name__}, which falls; "
+            f"use lambda u, e: -metrics.{metric.__name__}(u, e)."
+        )
     if callable(metric):
         if thresholds is not None:
             raise InvalidInput("thresholds belongs to the named metrics. Got it with a function; leave it out.")

@@ -42,6 +42,8 @@ def read_arrays(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, npt.
     from safetensors import SafetensorError, safe_open
 
     path = Path(path)
+    if path.is_dir():
+        raise BadFile(f"{path} is a folder. Load the file that save wrote.")
     try:
         with safe_open(path, framework="numpy") as file:
             header = json.loads((file.metadata() or {}).get(KEY, "null"))
@@ -60,6 +62,10 @@ def read_arrays(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, npt.
 def write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
     """Replace a file by ``data`` at once: a crash half-way leaves the old file whole and no litter that counts."""
     path = Path(path)
+    if path.is_dir() or not path.parent.is_dir():
+        raise BadFile(
+            f"{path} cannot be written: {'it is a folder' if path.is_dir() else 'its folder does not exist'}."
+        )
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
     try:
         with os.fdopen(descriptor, "wb") as file:

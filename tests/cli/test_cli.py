@@ -71,6 +71,20 @@ def test_version_and_help():
     assert "demo" in CliRunner().invoke(app, ["--help"]).output
 
 
+def test_files_in_the_way_are_one_sentence(tmp_path):
+    (tmp_path / "file").touch()
+    run = subprocess.run(
+        [sys.executable, "-m", "terrafirma", "demo", "-o", str(tmp_path / "file")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 1
+    assert "error:" in run.stderr
+    assert "File exists" in run.stderr
+    assert "Traceback" not in run.stderr
+
+
 def test_errors_are_one_sentence(tmp_path):
     run = subprocess.run(
         [sys.executable, "-m", "terrafirma", "demo", "-o", str(tmp_path)],

@@ -66,7 +66,7 @@ def test_selecting_rows(rng):
         (np.zeros((2, 3, 4)), r"two dimensions, .* Got shape \(2, 3, 4\)"),
         (np.zeros((3, 0)), r"at least one unit. Got shape \(3, 0\)."),
         ([[1, 2], [3]], r"rectangular array"),
-        (np.array([["a", "b"]]), r"Got dtype <U1; convert the array first."),
+        (np.array([["a", "b"]]), r"Got dtype <U1; convert it first, for example"),
         (np.array([[None, 1]]), r"Got dtype object"),
         (np.array([[1j, 1]]), r"Got dtype complex128"),
         (np.array([[0, 1], [1, 255]]), r"must be 0 or 1. Got 255 in row 1, unit 1; bits that are packed to bytes"),

@@ -162,11 +162,14 @@ def test_the_hash_that_orders_regions_is_fixed():
     [
         (
             [0.0, 1.0],
-            r"errors must be numbers of shape \(3,\), one for each row of patterns. Got float64 of shape \(2,\).",
+            r"errors must be numbers of shape \(3,\), one for each row. Got float64 of shape \(2,\); for a classifier",
         ),
         ([[0.0], [0.0], [1.0]], r"Got float64 of shape \(3, 1\)"),
         (["0", "1", "0"], r"Got <U1 of shape \(3,\)"),
-        ([0.0, 1.5, 0.0], r"errors must lie in \[0, 1\]. Got 1.5 in row 1; scale the error function."),
+        (
+            [0.0, 1.5, 0.0],
+            r"errors must lie in \[0, 1\]. Got 1.5 in row 1; for a classifier use prediction != label, else scale",
+        ),
         ([0.0, 0.0, -0.1], r"Got -0.1 in row 2"),
         ([np.nan, 0.0, 0.0], r"Got nan in row 0"),
     ],
@@ -176,9 +179,9 @@ def test_bad_errors_are_named(errors, message):
         build(np.zeros((3, 2)), errors)
 
 
-@pytest.mark.parametrize("labels", [[0, 1], [0, -1, 2], [0.5, 1.0, 2.0]])
+@pytest.mark.parametrize("labels", [[0, 1], [0, -1, 2], [0.5, 1.0, 2.0], ["a", "b", "c"], [[0], [1, 2], []]])
 def test_bad_labels_are_named(labels):
-    with pytest.raises(InvalidInput, match=r"labels must be integers from 0 of shape \(3,\)"):
+    with pytest.raises(InvalidInput, match=r"labels must be (integers from 0 of shape \(3,\)|a rectangular array)"):
         build(np.zeros((3, 2)), labels=labels)
 
 

@@ -36,7 +36,7 @@ def test_widths_must_be_positive(value):
         Exponential(value)
 
 
-@pytest.mark.parametrize("values", [[0.0, 1.0], [0.0, np.nan], [0.0, -np.inf], [[0.0]]])
+@pytest.mark.parametrize("values", [[0.0, 1.0], [0.0, np.nan], [0.0, -np.inf], [[0.0]], [], "abc"])
 def test_tables_must_not_increase(values):
     with pytest.raises(InvalidInput, match="one for each distance 0..M, that never increases. Got"):
         Tabulated(values)

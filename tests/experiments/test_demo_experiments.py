@@ -72,5 +72,12 @@ def test_hidden_activations_are_those_of_the_network(rng):
     assert [h.shape for h in layers] == [(60, 7), (60, 5)]
     logits = layers[-1] @ mlp.coefs_[-1] + mlp.intercepts_[-1]
     np.testing.assert_array_equal(mlp.classes_[logits.argmax(axis=1)], mlp.predict(X))
+    with pytest.raises(
+        InvalidInput, match="mlp must be a fitted MLPClassifier or MLPRegressor. Got MLPRegressor; fit it"
+    ):
+        hidden_activations(MLPRegressor(), X)
+    with pytest.raises(InvalidInput, match=r"X must be numbers of shape \(n, 4\), as in fitting the MLP. Got float64"):
+        hidden_activations(mlp, X[:, :3])
+    mlp.activation = "tanh"
     with pytest.raises(InvalidInput, match="The MLP must have activation='relu'. Got 'tanh'"):
-        hidden_activations(MLPRegressor(activation="tanh"), X)
+        hidden_activations(mlp, X)

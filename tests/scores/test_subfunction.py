@@ -114,6 +114,34 @@ def test_fitting_again_forgets_what_was(data, rng):
     assert est.n_units_ == 70
 
 
+def test_a_changed_kernel_asks_for_a_new_fit(data):
+    X, errors, Q = data
+    est = SubfunctionBound(rho=4.0).fit(X, errors)
+    est.rho = 9.0
+    with pytest.raises(NotFitted, match=r"fitted with Gaussian\(rho=4.0\) and now has Gaussian\(rho=9.0\). Call fit"):
+        est.unreliability(Q)
+
+
+def test_probabilities_in_place_of_activations_warn(rng):
+    probabilities = rng.random((50, 10)) + 1e-3
+    with pytest.warns(UserWarning, match="All units are active in all 50 training samples"):
+        SubfunctionBound().fit(probabilities, np.zeros(50))
+    with pytest.warns(UserWarning, match="All units are active in all 50 training samples"):
+        terrafirma.select(probabilities, np.zeros(50), probabilities, np.zeros(50), rhos=[1.0])
+
+
+def test_the_smallest_delta_is_finite(data):
+    X, errors, Q = data
+    assert np.isfinite(SubfunctionBound(rho=4.0, delta=5e-324).fit(X, errors).unreliability(Q)).all()
+
+
+def test_numbers_of_numpy_are_saved(data, tmp_path):
+    X, errors, Q = data
+    est = SubfunctionBound(rho=np.float32(3.0), delta=np.float32(0.1)).fit(X, errors)
+    est.save(tmp_path / "bound")
+    np.testing.assert_array_equal(SubfunctionBound.load(tmp_path / "bound").unreliability(Q), est.unreliability(Q))
+
+
 def test_a_failed_fit_changes_nothing(data):
     X, errors, Q = data
     est = SubfunctionBound(rho=4.0).fit(X, errors)
@@ -158,8 +186,9 @@ def test_delta_must_be_a_probability(data, delta):
 
 
 def test_weightings_must_be_weightings(data):
-    with pytest.raises(InvalidInput, match=r"weighting must have log_d\(M\), as Gaussian, .* Got 'gaussian'."):
-        SubfunctionBound(weighting="gaussian").fit(*data[:2])
+    for weighting in ("gaussian", Gaussian):
+        with pytest.raises(InvalidInput, match=r"weighting must have log_d\(M\), as Gaussian, .* Got "):
+            SubfunctionBound(weighting=weighting).fit(*data[:2])
 
 
 def test_bad_training_sets_are_named(data):

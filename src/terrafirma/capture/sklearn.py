@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from terrafirma.core._checks import as_array
 from terrafirma.core.patterns import FloatArray
 from terrafirma.errors import InvalidInput
 
@@ -17,9 +18,18 @@ __all__ = ["hidden_activations"]
 
 def hidden_activations(mlp: MLPClassifier | MLPRegressor, X: Any) -> list[FloatArray]:
     """Outputs of the hidden layers of a fitted MLP with ReLU, in the order in which they run: (n, units) each."""
+    if not hasattr(mlp, "coefs_"):
+        raise InvalidInput(
+            f"mlp must be a fitted MLPClassifier or MLPRegressor. Got {type(mlp).__name__}; fit it, or take it out of its pipeline."
+        )
     if mlp.activation != "relu":
         raise InvalidInput(f"The MLP must have activation='relu'. Got {mlp.activation!r}; its regions are not linear.")
-    layers, h = [], np.asarray(X, dtype=np.float64)
+    h = as_array(X, "X")
+    if h.ndim != 2 or h.shape[1] != mlp.n_features_in_ or h.dtype.kind not in "bfiu":
+        raise InvalidInput(
+            f"X must be numbers of shape (n, {mlp.n_features_in_}), as in fitting the MLP. Got {h.dtype} of shape {h.shape}."
+        )
+    layers = []
     for weights, bias in list(zip(mlp.coefs_, mlp.intercepts_, strict=True))[:-1]:
         h = np.maximum(h @ weights + bias, 0.0)
         layers.append(h)

@@ -8,7 +8,7 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Run ``terrafirma``; errors of ours end as one sentence, with exit code 1."""
+    """Run ``terrafirma``; errors of ours and of files end as one sentence, with exit code 1."""
     from rich.console import Console
 
     from terrafirma.cli.app import app
@@ -16,6 +16,6 @@ def main() -> None:
 
     try:
         app()
-    except TerrafirmaError as error:
+    except (TerrafirmaError, OSError) as error:
         Console(stderr=True).print("[bold red]error:[/]", str(error), soft_wrap=True, markup=True, highlight=False)
         sys.exit(1)

@@ -126,7 +126,7 @@ class Smoother:
 
 def log_gap_constant(delta: float, N: int) -> float:
     """Log of ``sqrt(log(2/delta) / 2N)``: the gap is this over the density [eq:true_error_bound]."""
-    return 0.5 * (math.log(math.log(2.0 / delta)) - math.log(2.0 * N))
+    return 0.5 * (math.log(math.log(2.0) - math.log(delta)) - math.log(2.0 * N))
 
 
 def bound_terms(sums: KernelSums, delta: float, N: int) -> BoundTerms:

@@ -15,15 +15,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from terrafirma.core._checks import as_array
 from terrafirma.errors import InvalidInput
 
 __all__ = ["BoolArray", "FloatArray", "IntArray", "PackedPatterns", "WordArray", "as_patterns"]
 
-type_names = "bool, float (active where > 0), integers 0 and 1, or PackedPatterns"
 BoolArray = npt.NDArray[np.bool_]
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 WordArray = npt.NDArray[np.uint64]
+
+TYPES = "bool, float (active where > 0), integers 0 and 1, or PackedPatterns"
 
 WORD = 64
 PANEL = 16  # patterns in a panel of the kernels
@@ -135,21 +137,20 @@ def as_patterns(X: Any, *, n_units: int | None = None, name: str = "X") -> Packe
     return patterns
 
 
-def _checked_array(X: Any) -> npt.NDArray[Any]:
-    try:
-        X = np.asarray(X)
-    except (ValueError, TypeError) as error:
-        raise InvalidInput(f"Patterns must be a rectangular array of {type_names}. Got {X!r:.80}.") from error
+def _checked_array(patterns: Any) -> npt.NDArray[Any]:
+    X = as_array(patterns, "Patterns")
     if X.dtype.kind not in "bfiu":
-        raise InvalidInput(f"Patterns must be {type_names}. Got dtype {X.dtype}; convert the array first.")
+        raise InvalidInput(
+            f"Patterns must be {TYPES}. Got dtype {X.dtype}; convert it first, for example with astype(float)."
+        )
     if X.ndim != 2:
         raise InvalidInput(
             f"Patterns must have two dimensions, (samples, units). Got shape {X.shape}; "
-            "use X[None] for one sample, X.reshape(len(X), -1) for maps."
+            "use X[None] for one sample, X.reshape(len(X), -1) for maps, one layer or np.hstack(layers) for a list of them."
         )
     if X.shape[1] == 0:
         raise InvalidInput(f"Patterns must have at least one unit. Got shape {X.shape}.")
-    return np.asarray(X)
+    return X
 
 
 def _active(rows: npt.NDArray[Any], first: int) -> BoolArray:
@@ -170,6 +171,6 @@ def _active(rows: npt.NDArray[Any], first: int) -> BoolArray:
         i, j = np.argwhere(~valid)[0]
         raise InvalidInput(
             f"Integer patterns must be 0 or 1. Got {rows[i, j]} in row {first + i}, unit {j}; "
-            "bits that are packed to bytes must be unpacked first (np.unpackbits with count=n_units)."
+            "bits that are packed to bytes must be unpacked first (np.unpackbits with count=n_units); for a mask use X > 0."
         )
     return rows.astype(np.bool_)

@@ -19,13 +19,14 @@ import numpy as np
 import numpy.typing as npt
 
 from terrafirma.core import _kernels
+from terrafirma.core._checks import as_array, check_errors
 from terrafirma.core.patterns import FloatArray, IntArray, PackedPatterns, WordArray
 from terrafirma.errors import InvalidInput
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
-__all__ = ["RegionTable", "check_errors", "fill_panels", "lay_out"]
+__all__ = ["RegionTable", "fill_panels", "lay_out"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,6 +83,10 @@ class RegionTable:
             Whether the table may take over the memory of ``patterns``, which are then gone: half the memory.
 
         """
+        if not isinstance(patterns, PackedPatterns):
+            raise InvalidInput(
+                f"patterns must be PackedPatterns. Got {type(patterns).__name__}; pack them with PackedPatterns.pack."
+            )
         errors = check_errors(errors, len(patterns))
         labels = None if labels is None else _check_labels(labels, len(patterns))
         region, rows, n_regions = _group(patterns.words)
@@ -156,28 +161,13 @@ class RegionTable:
         return f"RegionTable({len(self)} regions of {self.n_units} units, {self.n_samples} samples)"
 
 
-def check_errors(errors: Any, n: int, name: str = "errors") -> FloatArray:
-    """``errors`` as float64 (n,), each in [0, 1]."""
-    values = np.asarray(errors)
-    if values.dtype.kind not in "bfiu" or values.shape != (n,):
-        raise InvalidInput(
-            f"{name} must be numbers of shape ({n},), one for each row of patterns. "
-            f"Got {values.dtype} of shape {values.shape}."
-        )
-    values = values.astype(np.float64)
-    bad = ~((values >= 0) & (values <= 1))
-    if bad.any():
-        row = int(np.argmax(bad))
-        raise InvalidInput(f"{name} must lie in [0, 1]. Got {values[row]} in row {row}; scale the error function.")
-    return values
-
-
 def _check_labels(labels: Any, n: int) -> IntArray:
-    values = np.asarray(labels)
-    if values.dtype.kind not in "iu" or values.shape != (n,) or (n and values.min() < 0):
+    values = as_array(labels, "labels")
+    valid = values.dtype.kind in "iu" and values.shape == (n,)
+    if not valid or (n and values.min() < 0):
         raise InvalidInput(
             f"labels must be integers from 0 of shape ({n},), one for each row of patterns. "
-            f"Got {values.dtype} of shape {values.shape}{f', smallest {values.min()}' if values.size else ''}."
+            f"Got {values.dtype} of shape {values.shape}{f', smallest {values.min()}' if valid else ''}; number the classes."
         )
     return values.astype(np.int64)
 

@@ -7,12 +7,12 @@ better form than the general sum, ``normalizers`` knows it.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from terrafirma.core._checks import as_array, check_positive
 from terrafirma.core.patterns import FloatArray
 from terrafirma.errors import InvalidInput
 
@@ -77,12 +77,14 @@ class Tabulated:
     log_values: Any
 
     def __post_init__(self) -> None:
-        log_values = np.array(self.log_values, dtype=np.float64)
-        if log_values.ndim != 1 or not np.isfinite(log_values).all() or (np.diff(log_values) > 0).any():
+        log_values = as_array(self.log_values, "log_values")
+        valid = log_values.ndim == 1 and len(log_values) > 1 and log_values.dtype.kind in "fiu"
+        if not valid or not np.isfinite(log_values).all() or (np.diff(log_values) > 0).any():
             raise InvalidInput(
                 "log_values must be a list of finite numbers, one for each distance 0..M, that never increases. "
                 f"Got {self.log_values!r:.80}."
             )
+        log_values = log_values.astype(np.float64)  # a copy
         log_values.setflags(write=False)
         object.__setattr__(self, "log_values", log_values)
 
@@ -94,10 +96,3 @@ class Tabulated:
                 f"Got {len(self.log_values)}; give one for each distance 0..M."
             )
         return np.asarray(self.log_values)
-
-
-def check_positive(name: str, value: Any, meaning: str) -> None:
-    """Raise unless ``value`` is a positive finite number."""
-    number = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
-    if not number or not (math.isfinite(value) and value > 0):
-        raise InvalidInput(f"{name} must be a positive float ({meaning}). Got {value!r}.")

@@ -5,16 +5,17 @@ Implements thm:true_error. as an estimator over activation patterns and training
 
 from __future__ import annotations
 
-import math
 import os
+import warnings
 from typing import Any
 
 import numpy as np
 
 from terrafirma import storage
+from terrafirma.core._checks import as_array, check_delta
 from terrafirma.core.bound import BoundTerms, Smoother, bound_terms
 from terrafirma.core.normalizers import Normalizers, normalize
-from terrafirma.core.patterns import FloatArray, as_patterns
+from terrafirma.core.patterns import FloatArray, PackedPatterns, as_patterns
 from terrafirma.core.regions import RegionTable, lay_out
 from terrafirma.core.weighting import Exponential, Gaussian, Tabulated, Weighting
 from terrafirma.errors import InvalidInput, NotFitted
@@ -86,18 +87,16 @@ class SubfunctionBound:
         if len(patterns) == 0:
             raise InvalidInput("X must have at least one row to fit. Got none.")
         table = RegionTable.build(patterns, errors, consume=patterns is not X)
+        warn_if_all_active(X, table)
         return self._set(table, normalize(table, [weighting])[0], weighting)
 
     def terms(self, X: Any) -> BoundTerms:
         """Every part of the bound for each row of X, in logs."""
-        self._check_fitted("terms")
-        check_delta(self.delta)
-        (sums,) = self._smoother.sums(as_patterns(X, n_units=self.n_units_))
-        return bound_terms(sums, self.delta, self.n_samples_)
+        return self._terms(X, "terms")
 
     def unreliability(self, X: Any) -> FloatArray:
         """Log of the bound for each row of X, float64 (n,): higher = less reliable."""
-        return self.terms(X).log_bound
+        return self._terms(X, "unreliability").log_bound
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the fitted estimator to a file (safetensors with a JSON header)."""
@@ -110,12 +109,12 @@ class SubfunctionBound:
             "wrong": norm.wrong,
             "log_w": norm.log_w,
         }
-        settings = {"delta": self.delta, "n_units": self.n_units_, "log_u": norm.log_u}
+        settings = {"delta": float(self.delta), "n_units": self.n_units_, "log_u": norm.log_u}
         match self._weighting:
             case Gaussian(rho):
-                settings["gaussian"] = rho
+                settings["gaussian"] = float(rho)
             case Exponential(tau):
-                settings["exponential"] = tau
+                settings["exponential"] = float(tau)
             case other:
                 arrays["log_d"] = other.log_d(self.n_units_)
         storage.write_arrays(path, KIND, arrays, settings)
@@ -147,6 +146,12 @@ class SubfunctionBound:
         fitted = f" fitted on {self.n_samples_} samples" if hasattr(self, "regions_") else ""
         return f"<SubfunctionBound(rho={self.rho!r}, delta={self.delta!r}{other}){fitted}>"
 
+    def _terms(self, X: Any, method: str) -> BoundTerms:
+        self._check_fitted(method)
+        check_delta(self.delta)
+        (sums,) = self._smoother.sums(as_patterns(X, n_units=self.n_units_))
+        return bound_terms(sums, self.delta, self.n_samples_)
+
     def _set(self, table: RegionTable, norm: Normalizers, weighting: Weighting) -> SubfunctionBound:
         self.regions_ = table
         self.log_u_ = norm.log_u
@@ -159,7 +164,7 @@ class SubfunctionBound:
     def _checked_weighting(self) -> Weighting:
         if self.weighting is None:
             return Gaussian(self.rho)
-        if not isinstance(self.weighting, Weighting):
+        if not isinstance(self.weighting, Weighting) or isinstance(self.weighting, type):
             raise InvalidInput(
                 f"weighting must have log_d(M), as Gaussian, Exponential and Tabulated do. Got {self.weighting!r}."
             )
@@ -168,10 +173,19 @@ class SubfunctionBound:
     def _check_fitted(self, method: str) -> None:
         if not hasattr(self, "regions_"):
             raise NotFitted(f"SubfunctionBound is not fitted. Call fit(X, errors) before {method}.")
+        if self._checked_weighting() != self._weighting:
+            raise NotFitted(
+                f"SubfunctionBound was fitted with {self._weighting!r} and now has {self._checked_weighting()!r}. "
+                f"Call fit(X, errors) again before {method}; only delta may change without it."
+            )
 
 
-def check_delta(delta: Any) -> None:
-    """Raise unless ``delta`` is a number in (0, 1]."""
-    number = isinstance(delta, int | float | np.integer | np.floating) and not isinstance(delta, bool)
-    if not number or not (math.isfinite(delta) and 0 < delta <= 1):
-        raise InvalidInput(f"delta must lie in (0, 1] (the bound holds with probability > 1 - delta). Got {delta!r}.")
+def warn_if_all_active(X: Any, table: RegionTable) -> None:
+    """Warn where floats are positive throughout: these are not the outputs of a ReLU layer."""
+    floats = not isinstance(X, PackedPatterns) and as_array(X, "X").dtype.kind == "f"
+    if floats and len(table) == 1 and table.n_samples > 1 and table.patterns.to_bool().all():
+        warnings.warn(
+            f"All units are active in all {table.n_samples} training samples, so that every score is the same. "
+            "Pass the outputs of a ReLU layer: probabilities and images are positive everywhere.",
+            stacklevel=3,
+        )
