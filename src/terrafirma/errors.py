@@ -4,6 +4,7 @@
 
     TerrafirmaError
     ├── InvalidInput        (ValueError)       an argument breaks a rule; nothing was changed
+    │   └── UndefinedMetric                    a metric needs both wrong and right rows
     ├── NotFitted           (ValueError)       a fitted object is needed
     ├── BadFile             (ValueError)       a file is truncated, altered, of another kind or too new
     └── MissingPackage      (ImportError)      an optional package is not installed
@@ -14,7 +15,7 @@ from __future__ import annotations
 import importlib
 from types import ModuleType
 
-__all__ = ["BadFile", "InvalidInput", "MissingPackage", "NotFitted", "TerrafirmaError", "require"]
+__all__ = ["BadFile", "InvalidInput", "MissingPackage", "NotFitted", "TerrafirmaError", "UndefinedMetric", "require"]
 
 
 class TerrafirmaError(Exception):
@@ -23,6 +24,10 @@ class TerrafirmaError(Exception):
 
 class InvalidInput(TerrafirmaError, ValueError):
     """An argument breaks a rule. The message names the rule, the value and the next step."""
+
+
+class UndefinedMetric(InvalidInput):
+    """A metric is not defined on this data: it needs both wrong and right rows, say."""
 
 
 class NotFitted(TerrafirmaError, ValueError):

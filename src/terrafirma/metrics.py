@@ -21,7 +21,7 @@ import numpy as np
 
 from terrafirma.core._checks import as_array, check_errors
 from terrafirma.core.patterns import BoolArray, FloatArray, IntArray
-from terrafirma.errors import InvalidInput
+from terrafirma.errors import InvalidInput, UndefinedMetric
 
 __all__ = [
     "Interval",
@@ -216,10 +216,6 @@ def bootstrap(
             continue
     low, high = np.quantile(values, [(1 - confidence) / 2, (1 + confidence) / 2])
     return Interval(value, float(low), float(high), confidence)
-
-
-class UndefinedMetric(InvalidInput):
-    """A metric needs both wrong and right rows."""
 
 
 def _roc_counts(unreliability: Any, wrong: Any) -> tuple[Roc, int, int]:

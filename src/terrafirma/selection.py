@@ -147,9 +147,22 @@ def _metric(metric: str | Metric, thresholds: int | None) -> Callable[[FloatArra
     if callable(metric):
         if thresholds is not None:
             raise InvalidInput("thresholds belongs to the named metrics. Got it with a function; leave it out.")
-        return metric
+        return lambda unreliability, errors: _finite(metric(unreliability, errors))
     named: dict[str, Metric] = {"aucea": metrics.aucea, "auroc": metrics.auroc}
     if metric not in named:
         raise InvalidInput(f"metric must be 'aucea', 'auroc' or a function. Got {metric!r}.")
     function = named[metric]
     return lambda unreliability, errors: function(unreliability, errors, thresholds=thresholds)
+
+
+def _finite(value: Any) -> float:
+    """A metric's value, which must be one finite number: NaN would win every comparison."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError) as error:
+        raise InvalidInput(f"metric must return a number. Got {value!r:.80}.") from error
+    if not np.isfinite(number):
+        raise InvalidInput(
+            f"metric must be finite for every setting. Got {number}; choose one defined on these errors."
+        )
+    return number

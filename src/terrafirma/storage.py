@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import tempfile
+import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -49,38 +49,46 @@ def read_arrays(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, npt.
             header = json.loads((file.metadata() or {}).get(KEY, "null"))
             _check_header(path, header, kind)
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (
+        SafetensorError,
+        UnicodeDecodeError,
+        json.JSONDecodeError,
+        RecursionError,
+        TypeError,
+        AttributeError,
+    ) as error:
         raise BadFile(
             f"{path} is not a whole safetensors file ({error}). It is truncated or of another kind; save it again."
         ) from error
     checksum = header.pop("sha256", None)
     if checksum != _digest(header, arrays):
         raise BadFile(f"{path} has been altered: its content does not match its checksum. Save it again.")
-    return arrays, header["settings"]
+    return arrays, header.get("settings", {})
 
 
 def write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
     """Replace a file by ``data`` at once: a crash half-way leaves the old file whole and no litter that counts."""
-    path = Path(path)
+    path = Path(path).resolve()  # through a link, to the file itself
     if path.is_dir() or not path.parent.is_dir():
         raise BadFile(
             f"{path} cannot be written: {'it is a folder' if path.is_dir() else 'its folder does not exist'}."
         )
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    temporary = path.with_name(f".terrafirma-{secrets.token_hex(8)}.tmp")
+    mode = path.stat().st_mode & 0o777 if path.exists() else 0o666
     try:
-        with os.fdopen(descriptor, "wb") as file:
+        with os.fdopen(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode), "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        Path(temporary).chmod(0o666 & ~_umask())
-        Path(temporary).replace(path)
+        temporary.replace(path)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
 
 
 def _check_header(path: Path, header: Any, kind: str) -> None:
-    if not isinstance(header, dict) or not isinstance(header.get("format"), int):
+    whole = isinstance(header, dict) and isinstance(header.get("settings", {}), dict)
+    if not whole or type(header.get("format")) is not int or header["format"] < 1:
         raise BadFile(f"{path} was not written by terrafirma. Load files that its save wrote.")
     if header["format"] > FORMAT:
         raise BadFile(
@@ -99,9 +107,3 @@ def _digest(header: Mapping[str, Any], arrays: Arrays) -> str:
         digest.update(f"{name} {array.dtype.str} {array.shape}".encode())
         digest.update(np.ascontiguousarray(array).data)
     return digest.hexdigest()
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

@@ -95,7 +95,7 @@ def test_the_row_named_is_that_of_the_whole_input(monkeypatch):
         (np.zeros((2, 1), np.int64), 64, r"must be a uint64 array .* Got int64"),
         (np.zeros(2, np.uint64), 64, r"Got uint64 of shape \(2,\)"),
         ([[0]], 64, r"Got list of shape"),
-        (np.zeros((2, 1), np.uint64), 0, r"n_units must be a positive integer. Got 0."),
+        (np.zeros((2, 1), np.uint64), 0, r"n_units must be an integer of at least 1. Got 0."),
         (np.full((1, 1), 2**5, np.uint64), 5, r"Bits beyond unit 5 must be 0. Got some that are set"),
     ],
 )

@@ -20,7 +20,8 @@ def hidden_activations(mlp: MLPClassifier | MLPRegressor, X: Any) -> list[FloatA
     """Outputs of the hidden layers of a fitted MLP with ReLU, in the order in which they run: (n, units) each."""
     if not hasattr(mlp, "coefs_"):
         raise InvalidInput(
-            f"mlp must be a fitted MLPClassifier or MLPRegressor. Got {type(mlp).__name__}; fit it, or take it out of its pipeline."
+            f"mlp must be a fitted MLPClassifier or MLPRegressor. Got {type(mlp).__name__}; "
+            "fit it, or take it out of its pipeline."
         )
     if mlp.activation != "relu":
         raise InvalidInput(f"The MLP must have activation='relu'. Got {mlp.activation!r}; its regions are not linear.")

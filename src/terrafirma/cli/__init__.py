@@ -10,6 +10,7 @@ __all__ = ["main"]
 def main() -> None:
     """Run ``terrafirma``; errors of ours and of files end as one sentence, with exit code 1."""
     from rich.console import Console
+    from rich.text import Text
 
     from terrafirma.cli.app import app
     from terrafirma.errors import TerrafirmaError
@@ -17,5 +18,5 @@ def main() -> None:
     try:
         app()
     except (TerrafirmaError, OSError) as error:
-        Console(stderr=True).print("[bold red]error:[/]", str(error), soft_wrap=True, markup=True, highlight=False)
+        Console(stderr=True).print(Text.assemble(("error: ", "bold red"), str(error)), soft_wrap=True)
         sys.exit(1)

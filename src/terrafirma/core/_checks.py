@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from terrafirma.errors import InvalidInput
 
-__all__ = ["as_array", "check_delta", "check_errors", "check_positive"]
+__all__ = ["as_array", "check_count", "check_delta", "check_errors", "check_positive"]
 
 
 def as_array(value: Any, name: str) -> npt.NDArray[Any]:
@@ -18,12 +18,15 @@ def as_array(value: Any, name: str) -> npt.NDArray[Any]:
     try:
         if hasattr(value, "detach"):
             value = value.detach().cpu()
-        return np.asarray(value)
+        array = np.asarray(value)
     except (ValueError, TypeError, RuntimeError) as error:
         shown = f"{type(value).__name__} ({error})"
         raise InvalidInput(
             f"{name} must be a rectangular array of numbers. Got {shown:.200}; convert it first."
         ) from error
+    if np.ma.is_masked(value):
+        raise InvalidInput(f"{name} must have a value everywhere. Got masked entries; fill them first.")
+    return array
 
 
 def check_errors(errors: Any, n: int, name: str = "errors") -> npt.NDArray[np.float64]:
@@ -47,15 +50,34 @@ def check_errors(errors: Any, n: int, name: str = "errors") -> npt.NDArray[np.fl
 
 def check_positive(name: str, value: Any, meaning: str) -> None:
     """Raise unless ``value`` is a positive finite number."""
-    if not _is_number(value) or not (math.isfinite(value) and value > 0):
-        raise InvalidInput(f"{name} must be a positive float ({meaning}). Got {value!r}.")
+    if not 0 < _number(value) < math.inf:
+        raise InvalidInput(f"{name} must be a positive float ({meaning}). Got {_shown(value)}.")
 
 
 def check_delta(delta: Any) -> None:
     """Raise unless ``delta`` is a number in (0, 1]."""
-    if not _is_number(delta) or not 0 < delta <= 1:
-        raise InvalidInput(f"delta must lie in (0, 1] (the bound holds with probability > 1 - delta). Got {delta!r}.")
+    if not 0 < _number(delta) <= 1:
+        raise InvalidInput(
+            f"delta must lie in (0, 1] (the bound holds with probability > 1 - delta). Got {_shown(delta)}."
+        )
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
+def check_count(name: str, value: Any, least: int) -> None:
+    """Raise unless ``value`` is an integer of at least ``least``."""
+    if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < least:
+        raise InvalidInput(f"{name} must be an integer of at least {least}. Got {_shown(value)}.")
+
+
+def _number(value: Any) -> float:
+    """The value as a float; NaN where it is none."""
+    if not isinstance(value, int | float | np.integer | np.floating) or isinstance(value, bool):
+        return math.nan
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
+
+
+def _shown(value: Any) -> str:
+    shown = "an integer beyond all floats" if isinstance(value, int) and abs(value) > 1 << 1024 else repr(value)
+    return shown if len(shown) < 80 else f"{shown[:80]}..."

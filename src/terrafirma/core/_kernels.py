@@ -316,8 +316,8 @@ def value_histograms(queries: WordArray, panels: WordArray, values: FloatArray, 
 def log_sums(histograms: Any, log_tables: FloatArray, out: FloatArray) -> None:
     """Logs of histograms times tables: ``out[q, r] = log sum_h histograms[q, h, r] exp(log_tables[r, h])``.
 
-    histograms (Q, M + 1, R or 1), a last axis of 1 serving all tables. Scaled by each sum's largest term, so that nothing
-    overflows and only what is nothing beside it underflows.
+    histograms (Q, M + 1, R or 1), a last axis of 1 serving all tables. Scaled by the largest entry of the table among
+    occupied distances, so that nothing overflows and only what is nothing beside it underflows.
     """
     n, width, columns = histograms.shape
     occupied = np.empty(width, dtype=np.intp)

@@ -21,13 +21,17 @@ import numpy as np
 from scipy.special import gammaln, logsumexp
 
 from terrafirma.core import _kernels
+from terrafirma.core._checks import as_array, check_count
 from terrafirma.core._threads import Map, threads
 from terrafirma.core.patterns import FloatArray, IntArray
 from terrafirma.core.regions import RegionTable
-from terrafirma.core.sums import log_count_sums
+from terrafirma.core.sums import log_count_sums, occupied_distances
 from terrafirma.core.weighting import Exponential, Gaussian, Weighting
+from terrafirma.errors import InvalidInput
 
 __all__ = ["Normalizers", "log_u", "log_w", "log_z", "normalize"]
+
+WHOLE_TABLE = 8192  # units up to which all of z costs less than asking which distances occur
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,9 +73,11 @@ def log_u(weighting: Weighting, M: int, N: int) -> float:
     >>> round(log_u(Gaussian(rho=16.0), M=2048, N=1000), 1)
     706.9
     """
-    if isinstance(weighting, Gaussian):
+    check_count("M", M, least=1)
+    check_count("N", N, least=1)
+    if type(weighting) is Gaussian:
         return math.log(N) + float(_kernels.log_binomial_sum(M, 0.0, float(weighting.rho), 0.5, _log_factorials(M)))
-    if isinstance(weighting, Exponential):
+    if type(weighting) is Exponential:
         return math.log(N) + M * math.log1p(math.exp(-1.0 / weighting.tau))
     return math.log(N) + float(logsumexp(_log_binomials(M) + weighting.log_d(M)))
 
@@ -97,8 +103,11 @@ def log_z(weighting: Weighting, M: int, distances: IntArray | None = None) -> Fl
     array([1.8947, 1.1586, 0.4205])
 
     """
-    a = np.arange(M + 1) if distances is None else np.asarray(distances)
-    if isinstance(weighting, Gaussian):
+    check_count("M", M, least=1)
+    a = np.arange(M + 1) if distances is None else as_array(distances, "distances")
+    if a.dtype.kind not in "iu" or ((a < 0) | (a > M)).any():
+        raise InvalidInput(f"distances must be integers from 0 to M = {M}. Got {a.dtype} with others.")
+    if type(weighting) is Gaussian:
         rho, factorials = float(weighting.rho), _log_factorials(M)
         return np.array(
             [
@@ -107,9 +116,9 @@ def log_z(weighting: Weighting, M: int, distances: IntArray | None = None) -> Fl
                 for x in a.tolist()
             ]
         )
-    if isinstance(weighting, Exponential):
-        step = -1.0 / weighting.tau
-        return np.asarray(a * (math.log(2.0) + step) + (M - a) * math.log1p(math.exp(2 * step)))
+    if type(weighting) is Exponential:
+        tau = weighting.tau
+        return np.asarray(a * math.log(2.0) - a / tau + (M - a) * math.log1p(math.exp(-2.0 / tau)))
     log_d = weighting.log_d(M)
     return np.array([_log_z_double_sum(log_d, M, x) for x in a.tolist()])
 
@@ -125,9 +134,15 @@ def log_w(
     if len(regions) == 0:
         return np.zeros((len(weightings), 0))
     M, N = table.n_units, table.n_samples
-    log_zs = np.array([log_z(weighting, M) for weighting in weightings])
+    queries = table.rows(regions)
+    distances = np.arange(M + 1)
+    if M > WHOLE_TABLE or not all(type(weighting) in {Gaussian, Exponential} for weighting in weightings):
+        distances = occupied_distances(queries, table.panels, table.panel_counts, mapper=mapper)
+    log_zs = np.full((len(weightings), M + 1), -np.inf)
+    for row, weighting in zip(log_zs, weightings, strict=True):
+        row[distances] = log_z(weighting, M, distances)
     log_us = np.array([log_u(weighting, M, N) for weighting in weightings])
-    sums = log_count_sums(table.rows(regions), table.panels, table.panel_counts, log_zs, mapper=mapper)
+    sums = log_count_sums(queries, table.panels, table.panel_counts, log_zs, mapper=mapper)
     return np.asarray(sums - log_us[:, None])
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from terrafirma.core._checks import as_array
+from terrafirma.core._checks import as_array, check_count
 from terrafirma.errors import InvalidInput
 
 __all__ = ["BoolArray", "FloatArray", "IntArray", "PackedPatterns", "WordArray", "as_patterns"]
@@ -59,9 +59,12 @@ class PackedPatterns:
     n_units: int
 
     def __post_init__(self) -> None:
-        if not isinstance(self.n_units, int | np.integer) or self.n_units < 1:
-            raise InvalidInput(f"n_units must be a positive integer. Got {self.n_units!r}.")
+        check_count("n_units", self.n_units, least=1)
         object.__setattr__(self, "n_units", int(self.n_units))
+        self.check()
+
+    def check(self) -> None:
+        """Raise unless words and units fit each other; the kernels rely on it."""
         shape = np.shape(self.words)
         n_words = words_per_row(self.n_units)
         if getattr(self.words, "dtype", None) != np.uint64 or len(shape) != 2 or shape[1] != n_words:
@@ -97,11 +100,14 @@ class PackedPatterns:
     @classmethod
     def empty(cls, n_units: int) -> PackedPatterns:
         """No pattern at all, of ``n_units`` units."""
+        check_count("n_units", n_units, least=1)
         return cls(np.zeros((0, words_per_row(n_units)), dtype=np.uint64), n_units)
 
     def to_bool(self) -> BoolArray:
         """Unpack to a bool array (n, n_units)."""
-        bits = np.unpackbits(self.words.view(np.uint8), axis=1, count=self.n_units, bitorder="little")
+        bits = np.unpackbits(
+            np.ascontiguousarray(self.words).view(np.uint8), axis=1, count=self.n_units, bitorder="little"
+        )
         return bits.view(np.bool_)
 
     def __len__(self) -> int:
@@ -128,7 +134,11 @@ def as_patterns(X: Any, *, n_units: int | None = None, name: str = "X") -> Packe
         Floats are active where > 0; else booleans or 0-1 integers.
 
     """
-    patterns = X if isinstance(X, PackedPatterns) else PackedPatterns.pack(X)
+    if isinstance(X, PackedPatterns):
+        X.check()  # its words may have been written to since
+        patterns = X
+    else:
+        patterns = PackedPatterns.pack(X)
     if n_units is not None and patterns.n_units != n_units:
         raise InvalidInput(
             f"{name} must have {n_units} units, as the training patterns. "

@@ -20,13 +20,15 @@ import numpy.typing as npt
 
 from terrafirma.core import _kernels
 from terrafirma.core._checks import as_array, check_errors
-from terrafirma.core.patterns import FloatArray, IntArray, PackedPatterns, WordArray
+from terrafirma.core.patterns import WORD, FloatArray, IntArray, PackedPatterns, WordArray, words_per_row
 from terrafirma.errors import InvalidInput
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
 __all__ = ["RegionTable", "fill_panels", "lay_out"]
+
+MOST_SAMPLES = 2**62  # so that sums of two tables still fit into 64 bits
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,6 +58,30 @@ class RegionTable:
     error_sum: FloatArray
     label_counts: csr_array | None = None
     sample_region: IntArray | None = None
+
+    def __post_init__(self) -> None:
+        L, W, spare = len(self.counts), words_per_row(self.n_units), self.n_units % WORD
+        panels = (-(-L // _kernels.ROWS), W, _kernels.ROWS)
+        for name, value, dtype, shape in (
+            ("panels", self.panels, np.uint64, panels),
+            ("counts", self.counts, np.int64, (L,)),
+            ("error_sum", self.error_sum, np.float64, (L,)),
+        ):
+            if value.dtype != dtype or value.shape != shape or not value.flags.c_contiguous:
+                raise InvalidInput(
+                    f"{name} must be a contiguous {dtype.__name__} array of shape {shape}. "
+                    f"Got {value.dtype} of shape {value.shape}; make tables with RegionTable.build."
+                )
+        if (self.counts < 1).any() or self.counts.sum(dtype=np.float64) >= MOST_SAMPLES:
+            raise InvalidInput("counts must be positive, and their sum below 2^62. Got others; look for an overflow.")
+        if not ((self.error_sum >= 0) & (self.error_sum <= self.counts * (1 + 1e-9))).all():
+            raise InvalidInput(
+                "error_sum must lie between 0 and the region's count. Got others; each error is in [0, 1]."
+            )
+        if spare and (self.panels[:, -1] >> np.uint64(spare)).any():
+            raise InvalidInput(
+                f"Bits beyond unit {self.n_units} must be 0. Got some that are set; pack the patterns anew."
+            )
 
     @classmethod
     def build(
@@ -210,7 +236,12 @@ def _lay_out_in_place(words: WordArray, rows: IntArray, n_regions: int) -> WordA
     """``lay_out`` of the first rows of a permutation (used up), in the memory of ``words``, which must be nobody else's."""
     height, W, n_panels = _kernels.ROWS, words.shape[1], -(-n_regions // _kernels.ROWS)
     room = words.base
-    if room is None or room.shape[1:] != (W,) or len(room) % height:  # not from PackedPatterns.pack
+    if (
+        room is None
+        or room.shape != (-(-len(words) // height) * height, W)
+        or not words.flags.c_contiguous
+        or words.ctypes.data != room.ctypes.data
+    ):  # not whole from PackedPatterns.pack
         return lay_out(words, rows[:n_regions])
     _kernels.permute_rows(words, rows)
     words[n_regions:] = 0

@@ -19,7 +19,7 @@ from terrafirma.core import _kernels
 from terrafirma.core._threads import Map, n_threads, row_ranges, threads
 from terrafirma.core.patterns import FloatArray, IntArray, PackedPatterns, WordArray
 
-__all__ = ["distance_histograms", "log_count_sums", "log_value_sums"]
+__all__ = ["distance_histograms", "log_count_sums", "log_value_sums", "occupied_distances"]
 
 HISTOGRAM_BYTES = 3 << 18  # of histograms in flight in each thread
 SMALL_WORK = 1 << 20  # comparisons of words below which threads cost more than they save
@@ -40,6 +40,20 @@ def distance_histograms(
 
     mapper(count, _ranges(len(queries), panels, 8 * width))
     return out
+
+
+def occupied_distances(
+    queries: PackedPatterns, panels: WordArray, counts: IntArray, *, mapper: Map = threads
+) -> IntArray:
+    """The Hamming distances that occur between queries and training samples, rising."""
+    width = queries.n_units + 1
+    occupied = np.zeros(width, dtype=np.bool_)
+
+    def mark(rows: slice) -> None:
+        occupied[_count(queries.words[rows], panels, counts, width).any(axis=0)] = True
+
+    mapper(mark, _ranges(len(queries), panels, 8 * width))
+    return np.flatnonzero(occupied)
 
 
 def log_count_sums(

@@ -16,7 +16,7 @@ from terrafirma.core._checks import as_array, check_positive
 from terrafirma.core.patterns import FloatArray
 from terrafirma.errors import InvalidInput
 
-__all__ = ["Exponential", "Gaussian", "Tabulated", "Weighting"]
+__all__ = ["Exponential", "Gaussian", "Tabulated", "Weighting", "exact"]
 
 
 @runtime_checkable
@@ -96,3 +96,10 @@ class Tabulated:
                 f"Got {len(self.log_values)}; give one for each distance 0..M."
             )
         return np.asarray(self.log_values)
+
+
+def exact(weighting: Weighting, M: int) -> Weighting:
+    """The weighting itself where it is one of ours; else, or for a class derived from ours, its checked table."""
+    if type(weighting) in {Gaussian, Exponential}:
+        return weighting
+    return Tabulated(Tabulated(weighting.log_d(M)).log_d(M))

@@ -87,8 +87,8 @@ def _cut_by_unit(
         return [(corners, [*active, bool(values[0] > 0)])]
     halves = [(_clip(corners, values), [*active, True]), (_clip(corners, -values), [*active, False])]
     kept = [(half, pattern) for half, pattern in halves if _area(half) > smallest]
-    # where only one half is more than rounding, the whole polygon is that half's
-    return kept if len(kept) == 2 else [(corners, kept[0][1])]
+    # where a half is no more than rounding, the whole polygon is the larger half's
+    return kept if len(kept) == 2 else [(corners, max(halves, key=lambda half: _area(half[0]))[1])]
 
 
 def _clip(corners: FloatArray, values: FloatArray) -> FloatArray:

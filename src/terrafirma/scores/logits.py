@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from scipy.special import logsumexp
 
+from terrafirma.core._checks import as_array
 from terrafirma.core.patterns import FloatArray
 from terrafirma.errors import InvalidInput
 
@@ -53,7 +54,7 @@ def margin(logits: Any) -> FloatArray:
 
 def _sorted(logits: Any) -> FloatArray:
     """Logits as float64, each row rising, so that sums run from the small to the large."""
-    values = np.asarray(logits)
+    values = as_array(logits, "logits")
     if values.dtype.kind not in "fiu" or values.ndim != 2 or values.shape[1] < 2:
         raise InvalidInput(
             f"logits must be numbers of shape (n, classes), at least two classes. Got {values.dtype} of shape {values.shape}."

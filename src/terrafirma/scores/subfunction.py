@@ -14,11 +14,11 @@ import numpy as np
 from terrafirma import storage
 from terrafirma.core._checks import as_array, check_delta
 from terrafirma.core.bound import BoundTerms, Smoother, bound_terms
-from terrafirma.core.normalizers import Normalizers, normalize
+from terrafirma.core.normalizers import Normalizers, log_u, normalize
 from terrafirma.core.patterns import FloatArray, PackedPatterns, as_patterns
 from terrafirma.core.regions import RegionTable, lay_out
-from terrafirma.core.weighting import Exponential, Gaussian, Tabulated, Weighting
-from terrafirma.errors import InvalidInput, NotFitted
+from terrafirma.core.weighting import Exponential, Gaussian, Tabulated, Weighting, exact
+from terrafirma.errors import BadFile, InvalidInput, NotFitted
 
 __all__ = ["SubfunctionBound"]
 
@@ -86,9 +86,10 @@ class SubfunctionBound:
         patterns = as_patterns(X)
         if len(patterns) == 0:
             raise InvalidInput("X must have at least one row to fit. Got none.")
-        table = RegionTable.build(patterns, errors, consume=patterns is not X)
+        table = RegionTable.build(patterns, errors, consume=not isinstance(X, PackedPatterns))
         warn_if_all_active(X, table)
-        return self._set(table, normalize(table, [weighting])[0], weighting)
+        kernel = exact(weighting, table.n_units)
+        return self._set(table, normalize(table, [kernel])[0], weighting, kernel)
 
     def terms(self, X: Any) -> BoundTerms:
         """Every part of the bound for each row of X, in logs."""
@@ -106,40 +107,56 @@ class SubfunctionBound:
             "words": self.regions_.patterns.words,
             "counts": self.regions_.counts,
             "error_sum": self.regions_.error_sum,
-            "wrong": norm.wrong,
             "log_w": norm.log_w,
         }
-        settings = {"delta": float(self.delta), "n_units": self.n_units_, "log_u": norm.log_u}
-        match self._weighting:
+        check_delta(self.delta)
+        settings = {"delta": float(self.delta), "n_units": self.n_units_}
+        match self._kernel:
             case Gaussian(rho):
                 settings["gaussian"] = float(rho)
             case Exponential(tau):
                 settings["exponential"] = float(tau)
-            case other:
-                arrays["log_d"] = other.log_d(self.n_units_)
+            case Tabulated(log_values):
+                arrays["log_d"] = log_values
         storage.write_arrays(path, KIND, arrays, settings)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> SubfunctionBound:
         """Read a fitted estimator; its scores are those of the one that was saved."""
         arrays, settings = storage.read_arrays(path, KIND)
+        try:
+            return cls._from_file(arrays, settings)
+        except (KeyError, TypeError, AttributeError, ValueError, IndexError, OverflowError) as error:
+            raise BadFile(f"{path} does not hold a whole SubfunctionBound ({error!r:.200}). Save it again.") from error
+
+    @classmethod
+    def _from_file(cls, arrays: dict[str, Any], settings: dict[str, Any]) -> SubfunctionBound:
+        """An estimator of arrays and settings that may be anything: what is not checked here is checked on the way."""
+        delta = settings["delta"]
+        check_delta(delta)
         match settings:
             case {"gaussian": rho}:
-                estimator = cls(rho, settings["delta"])
+                estimator = cls(rho, delta)
             case {"exponential": tau}:
-                estimator = cls(delta=settings["delta"], weighting=Exponential(tau))
+                estimator = cls(delta=delta, weighting=Exponential(tau))
             case _:
-                estimator = cls(delta=settings["delta"], weighting=Tabulated(arrays["log_d"]))
-        words = arrays["words"]
-        panels = lay_out(words, np.arange(len(words)))
-        table = RegionTable(panels, settings["n_units"], arrays["counts"], arrays["error_sum"])
-        norm = Normalizers(settings["log_u"], arrays["wrong"], arrays["log_w"])
-        return estimator._set(table, norm, estimator._checked_weighting())
+                estimator = cls(delta=delta, weighting=Tabulated(arrays["log_d"]))
+        weighting = estimator._checked_weighting()
+        patterns = PackedPatterns(arrays["words"], settings["n_units"])
+        panels = lay_out(patterns.words, np.arange(len(patterns)))
+        table = RegionTable(panels, patterns.n_units, arrays["counts"], arrays["error_sum"])
+        wrong = np.flatnonzero(table.error_sum > 0)
+        log_w = arrays["log_w"]
+        if log_w.dtype != np.float64 or log_w.shape != wrong.shape or not np.isfinite(log_w).all():
+            raise ValueError("log_w must be finite, one for each region with an error")
+        kernel = exact(weighting, table.n_units)
+        norm = Normalizers(log_u(kernel, table.n_units, table.n_samples), wrong, log_w)
+        return estimator._set(table, norm, weighting, kernel)
 
     @classmethod
     def from_parts(cls, rho: float, delta: float, table: RegionTable, norm: Normalizers) -> SubfunctionBound:
         """A fitted estimator from a table and its normalisers for ``Gaussian(rho)``, computed elsewhere."""
-        return cls(rho, delta)._set(table, norm, Gaussian(rho))
+        return cls(rho, delta)._set(table, norm, Gaussian(rho), Gaussian(rho))
 
     def __repr__(self) -> str:
         other = "" if self.weighting is None else f", weighting={self.weighting!r}"
@@ -149,16 +166,18 @@ class SubfunctionBound:
     def _terms(self, X: Any, method: str) -> BoundTerms:
         self._check_fitted(method)
         check_delta(self.delta)
-        (sums,) = self._smoother.sums(as_patterns(X, n_units=self.n_units_))
-        return bound_terms(sums, self.delta, self.n_samples_)
+        smoother = self._smoother  # one for all, should another thread fit meanwhile
+        (sums,) = smoother.sums(as_patterns(X, n_units=smoother.table.n_units))
+        return bound_terms(sums, self.delta, smoother.table.n_samples)
 
-    def _set(self, table: RegionTable, norm: Normalizers, weighting: Weighting) -> SubfunctionBound:
+    def _set(self, table: RegionTable, norm: Normalizers, weighting: Weighting, kernel: Weighting) -> SubfunctionBound:
+        smoother = Smoother.prepare(table, [kernel], [norm])  # first: what fails here changes nothing
         self.regions_ = table
         self.log_u_ = norm.log_u
         self.n_samples_ = table.n_samples
         self.n_units_ = table.n_units
-        self._weighting = weighting
-        self._smoother = Smoother.prepare(table, [weighting], [norm])
+        self._weighting, self._kernel = weighting, kernel
+        self._smoother = smoother
         return self
 
     def _checked_weighting(self) -> Weighting:
