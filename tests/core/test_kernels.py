@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from terrafirma.core import _kernels, sums
+from terrafirma.core import _kernels, _pairs, sums
 from terrafirma.core._threads import n_threads, row_ranges, serial, threads
 from terrafirma.core.patterns import PackedPatterns
 from terrafirma.core.regions import RegionTable
@@ -46,7 +46,6 @@ def test_histograms_are_those_of_the_naive_twin(M, n_queries, n, random):
 def test_every_size_and_remainder(rng, M, n_queries, n):
     Q, X = rng.random((n_queries, M)) < 0.5, rng.random((n, M)) < 0.5
     found = histograms(Q, X)
-    assert found.dtype == np.int64
     np.testing.assert_array_equal(found, by_counting(Q, X))
 
 
@@ -60,17 +59,20 @@ def test_all_rows_equal_and_all_bits_different():
 @pytest.mark.parametrize("M", [64, 600])
 def test_tables_longer_than_a_strip(rng, M):
     n = 40_000
-    assert n * -(-M // 64) > 2 * _kernels.STRIP_WORDS
+    assert n * -(-M // 64) > 2 * _pairs.STRIP_WORDS
     Q, X = rng.random((6, M)) < 0.5, rng.random((n, M)) < 0.5
     np.testing.assert_array_equal(histograms(Q, X), by_counting(Q, X))
 
 
 def test_counts_past_32_bits(rng):
-    X = rng.random((50, 70)) < 0.5
+    """Histograms are as narrow as the number of samples allows, and exact on both sides of the limit."""
+    X = rng.random((64, 70)) < 0.5
     table = table_of(X)
-    one = distance_histograms(PackedPatterns.pack(X), table.panels, table.panel_counts)
-    many = distance_histograms(PackedPatterns.pack(X), table.panels, table.panel_counts * (2**33 + 1))
-    np.testing.assert_array_equal(many, one * (2**33 + 1))
+    for each, dtype in ((2**26 - 1, np.uint32), (2**26, np.int64), (2**40 + 1, np.int64)):
+        many = RegionTable(table.panels, 70, table.counts * each, table.error_sum)
+        found = distance_histograms(PackedPatterns.pack(X), many.panels, many.panel_counts)
+        assert found.dtype == dtype
+        np.testing.assert_array_equal(found, by_counting(X, X) * each)
 
 
 def test_chunks_threads_and_strategy_never_change_a_bit(rng, monkeypatch):
@@ -127,13 +129,13 @@ def test_an_error_in_a_thread_reaches_the_caller(monkeypatch):
 
 PORTABLE = """
 import numpy as np
-from terrafirma.core import _kernels
+from terrafirma.core import _pairs
 from tests.core.test_kernels import by_counting, histograms
 rng = np.random.default_rng(1)
 for M, n_queries, n in ((1, 1, 5), (70, 5, 33), (512, 9, 100), (1000, 2, 17)):
     Q, X = rng.random((n_queries, M)) < 0.5, rng.random((n, M)) < 0.5
     np.testing.assert_array_equal(histograms(Q, X), by_counting(Q, X))
-print("lanes", _kernels.LANES)
+print("lanes", _pairs.LANES)
 """
 
 

@@ -148,4 +148,4 @@ def test_many_weightings_at_once_are_each_alone(rng):
     for together, weighting in zip(normalize(table, grid), grid, strict=True):
         (alone,) = normalize(table, [weighting])
         assert together.log_u == alone.log_u
-        np.testing.assert_array_equal(together.log_w, alone.log_w)
+        np.testing.assert_allclose(together.log_w, alone.log_w, rtol=1e-12)  # by histogram, and summed straight

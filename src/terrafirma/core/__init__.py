@@ -6,7 +6,9 @@
 ``weighting``       the closeness d, by Hamming distance
 ``normalizers``     u, z and w_l
 ``bound``           density, smooth error, gap and bound, in logs
-``_kernels``        the loops, in numba
+``sums``            over all training samples around a query
+``_pairs``          distances between all pairs, in numba
+``_kernels``        the other loops
 ``_threads``        the map that runs them
 ==================  =================================================
 

@@ -22,7 +22,7 @@ from terrafirma.core._threads import Map, threads
 from terrafirma.core.normalizers import Normalizers
 from terrafirma.core.patterns import FloatArray, PackedPatterns, WordArray
 from terrafirma.core.regions import RegionTable, fill_panels, lay_out
-from terrafirma.core.sums import log_count_sums, log_value_sums
+from terrafirma.core.sums import log_sums
 from terrafirma.core.weighting import Weighting
 
 __all__ = ["BoundTerms", "KernelSums", "Smoother", "bound_terms", "log_gap_constant"]
@@ -112,9 +112,9 @@ class Smoother:
 
     def sums(self, queries: PackedPatterns, *, mapper: Map = threads) -> list[KernelSums]:
         """Density and smooth error at each query, for each weighting."""
-        log_mass = log_count_sums(queries, self.table.panels, self.table.panel_counts, self.log_d, mapper=mapper)
+        log_mass = log_sums(queries, self.table.panels, self.table.panel_counts, self.log_d, mapper=mapper)
         if len(self.wrong_panels):
-            log_error = log_value_sums(queries, self.wrong_panels, self.wrong_values, self.log_d, mapper=mapper)
+            log_error = log_sums(queries, self.wrong_panels, self.wrong_values, self.log_d, mapper=mapper)
         else:
             log_error = np.full_like(log_mass, -np.inf)
         log_error += self.log_scale - math.log(self.table.n_samples)

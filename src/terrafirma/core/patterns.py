@@ -9,6 +9,7 @@ ever exists.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,18 +19,20 @@ import numpy.typing as npt
 from terrafirma.core._checks import as_array, check_count
 from terrafirma.errors import InvalidInput
 
-__all__ = ["BoolArray", "FloatArray", "IntArray", "PackedPatterns", "WordArray", "as_patterns"]
+__all__ = ["BoolArray", "CountArray", "FloatArray", "IntArray", "PackedPatterns", "WordArray", "as_patterns"]
 
 BoolArray = npt.NDArray[np.bool_]
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 WordArray = npt.NDArray[np.uint64]
+CountArray = npt.NDArray[np.uint32 | np.int64]
 
 TYPES = "bool, float (active where > 0), integers 0 and 1, or PackedPatterns"
 
 WORD = 64
-PANEL = 16  # patterns in a panel of the kernels
+PANEL = 16  # training patterns in a panel, as the kernels take them
 CHUNK_BYTES = 1 << 18  # of input, packed at a time
+CACHE_LINE = 64
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,8 +91,7 @@ class PackedPatterns:
         """
         X = _checked_array(X)
         n, n_units = X.shape
-        room = np.zeros((-(-n // PANEL) * PANEL, words_per_row(n_units)), dtype=np.uint64)
-        words = room[:n]  # with room for whole panels, a table of regions can take the memory over
+        words = aligned_zeros((-(-n // PANEL) * PANEL, words_per_row(n_units)))[:n]  # see whole_panels
         bytes_of_rows = words.view(np.uint8)
         step = max(1, CHUNK_BYTES // (n_units * X.itemsize))
         for start in range(0, n, step):
@@ -123,6 +125,23 @@ class PackedPatterns:
 def words_per_row(n_units: int) -> int:
     """Number of 64-bit words that hold ``n_units`` bits."""
     return -(-n_units // WORD)
+
+
+def aligned_zeros(shape: tuple[int, ...], dtype: npt.DTypeLike = np.uint64) -> npt.NDArray[Any]:
+    """Zeros from the start of a cache line on: loads of whole vectors then never cross one."""
+    size, spare = math.prod(shape), CACHE_LINE // np.dtype(dtype).itemsize
+    memory = np.zeros(size + spare, dtype)
+    start = -memory.ctypes.data % CACHE_LINE // memory.itemsize
+    return memory[start : start + size].reshape(shape)
+
+
+def whole_panels(words: WordArray) -> WordArray | None:
+    """The memory of rows that come whole from ``pack``, up to the end of their last panel; None for any other rows."""
+    rows, W, memory = -(-len(words) // PANEL) * PANEL, words.shape[1], words.base
+    if memory is None or memory.shape != (rows * W + CACHE_LINE // 8,) or not words.flags.c_contiguous:
+        return None
+    start = (words.ctypes.data - memory.ctypes.data) // 8
+    return memory[start : start + rows * W].reshape(rows, W) if start <= CACHE_LINE // 8 else None
 
 
 def as_patterns(X: Any, *, n_units: int | None = None, name: str = "X") -> PackedPatterns:

@@ -20,7 +20,18 @@ import numpy.typing as npt
 
 from terrafirma.core import _kernels
 from terrafirma.core._checks import as_array, check_errors
-from terrafirma.core.patterns import WORD, FloatArray, IntArray, PackedPatterns, WordArray, words_per_row
+from terrafirma.core.patterns import (
+    PANEL,
+    WORD,
+    CountArray,
+    FloatArray,
+    IntArray,
+    PackedPatterns,
+    WordArray,
+    aligned_zeros,
+    whole_panels,
+    words_per_row,
+)
 from terrafirma.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -61,7 +72,7 @@ class RegionTable:
 
     def __post_init__(self) -> None:
         L, W, spare = len(self.counts), words_per_row(self.n_units), self.n_units % WORD
-        panels = (-(-L // _kernels.ROWS), W, _kernels.ROWS)
+        panels = (-(-L // PANEL), W, PANEL)
         for name, value, dtype, shape in (
             ("panels", self.panels, np.uint64, panels),
             ("counts", self.counts, np.int64, (L,)),
@@ -168,12 +179,12 @@ class RegionTable:
 
     def rows(self, regions: IntArray) -> PackedPatterns:
         """The patterns of some regions, as a copy."""
-        return PackedPatterns(self.panels[regions // _kernels.ROWS, :, regions % _kernels.ROWS], self.n_units)
+        return PackedPatterns(self.panels[regions // PANEL, :, regions % PANEL], self.n_units)
 
     @cached_property
-    def panel_counts(self) -> IntArray:
-        """Counts by panel and row, int64 (panels, 16); the rows that fill the last panel count nothing."""
-        return fill_panels(self.counts)
+    def panel_counts(self) -> CountArray:
+        """Counts by panel and row, (panels, 16): uint32 where their sum fits, else int64; what fills the last panel is 0."""
+        return fill_panels(self.counts.astype(np.uint32 if self.n_samples < 2**32 else np.int64))
 
     @property
     def n_samples(self) -> int:
@@ -219,43 +230,42 @@ def _group(words: WordArray) -> tuple[IntArray, IntArray, int]:
 
 def lay_out(words: WordArray, rows: IntArray) -> WordArray:
     """Some rows in panels (see ``_kernels``), zeros filling the last: uint64 (ceil(rows / 16), W, 16)."""
-    height = _kernels.ROWS
-    panels = np.zeros((-(-len(rows) // height), words.shape[1], height), dtype=np.uint64)
-    step = 256 * height
+    W = words.shape[1]
+    panels = aligned_zeros((-(-len(rows) // PANEL), W, PANEL))
+    step = 256 * PANEL
     for start in range(0, len(rows), step):
         part = words[rows[start : start + step]]
-        whole = len(part) // height
-        target = panels[start // height :]
-        target[:whole] = part[: whole * height].reshape(whole, height, words.shape[1]).transpose(0, 2, 1)
-        if whole * height < len(part):
-            target[whole, :, : len(part) - whole * height] = part[whole * height :].T
+        whole = len(part) // PANEL
+        target = panels[start // PANEL :]
+        target[:whole] = part[: whole * PANEL].reshape(whole, PANEL, W).transpose(0, 2, 1)
+        if whole * PANEL < len(part):
+            target[whole, :, : len(part) - whole * PANEL] = part[whole * PANEL :].T
     return panels
 
 
 def _lay_out_in_place(words: WordArray, rows: IntArray, n_regions: int) -> WordArray:
     """``lay_out`` of the first rows of a permutation (used up), in the memory of ``words``, which must be nobody else's."""
-    height, W, n_panels = _kernels.ROWS, words.shape[1], -(-n_regions // _kernels.ROWS)
-    room = words.base
-    if (
-        room is None
-        or room.shape != (-(-len(words) // height) * height, W)
-        or not words.flags.c_contiguous
-        or words.ctypes.data != room.ctypes.data
-    ):  # not whole from PackedPatterns.pack
+    room = whole_panels(words)
+    if room is None:
         return lay_out(words, rows[:n_regions])
+    W, n_panels = words.shape[1], -(-n_regions // PANEL)
     _kernels.permute_rows(words, rows)
     words[n_regions:] = 0
-    _kernels.rows_to_panels(room.reshape(-1, height, W))
-    panels = room.reshape(-1, W, height)
-    return panels[:n_panels] if 2 * n_panels > len(panels) else panels[:n_panels].copy()
+    _kernels.rows_to_panels(room.reshape(-1, PANEL, W))
+    panels = room.reshape(-1, W, PANEL)
+    if 2 * n_panels > len(panels):
+        return panels[:n_panels]
+    few = aligned_zeros((n_panels, W, PANEL))  # so that the larger memory is freed
+    few[:] = panels[:n_panels]
+    return few
 
 
 def fill_panels(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Values (n, ...) by panel and row, (ceil(n / 16), 16, ...), zeros filling the last panel."""
-    n, height = len(values), _kernels.ROWS
-    filled = np.zeros((-(-n // height) * height, *values.shape[1:]), dtype=values.dtype)
+    n = len(values)
+    filled = np.zeros((-(-n // PANEL) * PANEL, *values.shape[1:]), dtype=values.dtype)
     filled[:n] = values
-    return filled.reshape(-1, height, *values.shape[1:])
+    return filled.reshape(-1, PANEL, *values.shape[1:])
 
 
 def _count_labels(regions: IntArray, labels: IntArray, n_regions: int) -> csr_array:

@@ -1,126 +1,155 @@
-"""Sums over all training samples around a query, for many weightings from one pass over distances.
+"""Sums over all training samples around a query: ``sum_j N_j f(Hamming)``.
 
-Distances do not depend on the weighting. One pass counts, for each query, the training samples at each distance; then
-``sum_j N_j f(Hamming)`` is that histogram times the table of ``f``, for every ``f`` at once. Counts are integers, so the
-histograms are exact whatever the order, the chunks or the threads.
+Distances do not depend on the weighting ``f``. For many weightings, one pass counts for each query the training samples at
+each distance; each sum is that histogram times the table of ``f``. For a single one the entries of its table are summed
+straight, which is faster; rows so far from all samples that floats might underflow there go by histogram.
 
-Training patterns come in panels with a weight for each row (see ``_kernels``); rows that only fill the last panel weigh 0.
+Counts are integers, so histograms are exact, and each query meets the samples in one order, so sums are the same to the
+bit, whatever the chunks, the threads or the other queries. The two ways to sum agree to rounding.
+
+Training patterns come in panels with a weight for each row (see ``_pairs``); rows that only fill the last panel weigh 0.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import math
 
 import numpy as np
 import numpy.typing as npt
 
-from terrafirma.core import _kernels
+from terrafirma.core import _kernels, _pairs
 from terrafirma.core._threads import Map, n_threads, row_ranges, threads
-from terrafirma.core.patterns import FloatArray, IntArray, PackedPatterns, WordArray
+from terrafirma.core.patterns import CountArray, FloatArray, IntArray, PackedPatterns, WordArray
 
-__all__ = ["distance_histograms", "log_count_sums", "log_value_sums", "occupied_distances"]
+__all__ = ["distance_histograms", "log_sums", "occupied_distances"]
 
-HISTOGRAM_BYTES = 3 << 18  # of histograms in flight in each thread
+Weights = npt.NDArray[np.uint32 | np.int64 | np.float64]
+HISTOGRAM_BYTES = 6 << 20  # of histograms in flight in each thread
 SMALL_WORK = 1 << 20  # comparisons of words below which threads cost more than they save
+HALF_SCALE = 460  # a straight sum's largest entry is 2^(2 * 460): times 2^62 samples it is still a float
+LEAST_EXPONENT = -900  # of a straight sum that lost nothing: 2^62 times the least normal float is 2^-960
 
 
 def distance_histograms(
-    queries: PackedPatterns, panels: WordArray, counts: IntArray, *, mapper: Map = threads
-) -> IntArray:
-    """Training samples by Hamming distance from each query: int64 (queries, M + 1).
+    queries: PackedPatterns, panels: WordArray, counts: CountArray, *, mapper: Map = threads
+) -> CountArray:
+    """Training samples by Hamming distance from each query: integers (queries, M + 1).
 
-    panels (n, W, 16), counts int64 (n, 16).
+    panels (n, W, 16), counts (n, 16) of a type that holds their sum; the histograms are of that type, too.
     """
-    width = queries.n_units + 1
-    out = np.zeros((len(queries), width), dtype=np.int64)
+    out = np.zeros((_whole(len(queries)), queries.n_units + 1), dtype=counts.dtype)
 
     def count(rows: slice) -> None:
-        out[rows] = _count(queries.words[rows], panels, counts, width)
+        _pairs.count_histograms(_query_panels(queries.words[rows]), panels, counts, out[_whole_rows(rows)])
 
-    mapper(count, _ranges(len(queries), panels, 8 * width))
-    return out
+    mapper(count, _ranges(len(queries), panels))
+    return out[: len(queries)]
 
 
 def occupied_distances(
-    queries: PackedPatterns, panels: WordArray, counts: IntArray, *, mapper: Map = threads
+    queries: PackedPatterns, panels: WordArray, counts: CountArray, *, mapper: Map = threads
 ) -> IntArray:
     """The Hamming distances that occur between queries and training samples, rising."""
     width = queries.n_units + 1
     occupied = np.zeros(width, dtype=np.bool_)
 
     def mark(rows: slice) -> None:
-        occupied[_count(queries.words[rows], panels, counts, width).any(axis=0)] = True
+        occupied[_histograms(queries.words[rows], panels, counts, width).any(axis=(0, 2))] = True
 
     mapper(mark, _ranges(len(queries), panels, 8 * width))
     return np.flatnonzero(occupied)
 
 
-def log_count_sums(
-    queries: PackedPatterns, panels: WordArray, counts: IntArray, log_tables: FloatArray, *, mapper: Map = threads
+def log_sums(
+    queries: PackedPatterns, panels: WordArray, weights: Weights, log_tables: FloatArray, *, mapper: Map = threads
 ) -> FloatArray:
-    """Log of ``sum_j N_j f_r(Hamming(query, p_j))`` for tables ``log f_r`` (R, M + 1): float64 (R, queries)."""
+    """Log of ``sum_l v_rl f_r(Hamming(query, p_l))`` for tables ``log f_r`` (R, M + 1): float64 (R, queries).
+
+    weights: counts (n, 16), which serve all tables, or float64 (n, 16, R), values from 0 to 1 for each.
+    """
+    if len(log_tables) > 1:
+        return _by_histogram(queries, panels, weights, log_tables, mapper)
+    out = _straight(queries, panels, weights.reshape(len(panels), -1), log_tables[0], mapper)
+    far = np.flatnonzero(np.isnan(out[0]))
+    if len(far):
+        out[:, far] = _by_histogram(queries[far], panels, weights, log_tables, mapper)
+    return out
+
+
+def _straight(
+    queries: PackedPatterns, panels: WordArray, weights: Weights, log_table: FloatArray, mapper: Map
+) -> FloatArray:
+    """Log sums for one table, (1, queries); NaN where too small for floats.
+
+    The table is scaled by a power of two, which rounds nothing: once its largest entry is 1, as that of a closeness is
+    anyhow, sums over all that floats can tell apart fit in.
+    """
+    base = log_table.max()
+    table = np.ldexp(np.exp((log_table - base) / 2), HALF_SCALE) ** 2
+    sums = np.zeros(_whole(len(queries)))
+
+    def add(rows: slice) -> None:
+        _pairs.add_weights(_query_panels(queries.words[rows]), panels, weights, table, sums[_whole_rows(rows)])
+
+    mapper(add, _ranges(len(queries), panels))
+    sums = sums[None, : len(queries)]
+    sums[sums < 2.0**LEAST_EXPONENT] = np.nan
+    mantissa, exponent = np.frexp(sums)
+    return np.asarray(np.log(mantissa) + (exponent - 2 * HALF_SCALE) * math.log(2.0) + base)
+
+
+def _by_histogram(
+    queries: PackedPatterns, panels: WordArray, weights: Weights, log_tables: FloatArray, mapper: Map
+) -> FloatArray:
+    """Log sums for any tables, (R, queries)."""
     width = queries.n_units + 1
-
-    def histograms(words: WordArray) -> IntArray:
-        return _count(words, panels, counts, width)[:, :, None]
-
-    return _log_sums(queries, panels, log_tables, histograms, 8 * width, mapper)
-
-
-def log_value_sums(
-    queries: PackedPatterns, panels: WordArray, values: FloatArray, log_tables: FloatArray, *, mapper: Map = threads
-) -> FloatArray:
-    """Log of ``sum_l v_rl f_r(Hamming(query, p_l))`` for ``values`` (n, 16, R): float64 (R, queries)."""
-    width, R = queries.n_units + 1, values.shape[2]
-
-    def histograms(words: WordArray) -> FloatArray:
-        grouped = _query_panels(words)
-        out = np.zeros((grouped.shape[0] * grouped.shape[2], width, R))
-        _kernels.value_histograms(grouped, panels, values, out)
-        return out[: len(words)]
-
-    return _log_sums(queries, panels, log_tables, histograms, 8 * width * R, mapper)
-
-
-def _log_sums(
-    queries: PackedPatterns,
-    panels: WordArray,
-    log_tables: FloatArray,
-    histograms: Callable[[WordArray], npt.NDArray[Any]],
-    bytes_per_query: int,
-    mapper: Map,
-) -> FloatArray:
     out = np.empty((len(queries), len(log_tables)))
 
     def add(rows: slice) -> None:
-        _kernels.log_sums(histograms(queries.words[rows]), log_tables, out[rows])
+        histograms = _histograms(queries.words[rows], panels, weights, width)
+        _kernels.log_sums(histograms, log_tables, out[rows])
 
-    mapper(add, _ranges(len(queries), panels, bytes_per_query))
+    mapper(add, _ranges(len(queries), panels, 8 * width * weights[0, 0].size))
     return out.T
 
 
-def _count(words: WordArray, panels: WordArray, counts: IntArray, width: int) -> IntArray:
-    grouped = _query_panels(words)
-    out = np.zeros((grouped.shape[0] * grouped.shape[2], width), dtype=np.int64)
-    _kernels.count_histograms(grouped, panels, counts, out)
-    return out[: len(words)]
+def _histograms(words: WordArray, panels: WordArray, weights: Weights, width: int) -> Weights:
+    """Weights by distance from each query, (queries, M + 1, R); the last axis is 1 for counts."""
+    grouped, n = _query_panels(words), len(words)
+    columns = weights[0, 0].size
+    out = np.zeros((_whole(n), width, columns), dtype=weights.dtype)
+    if weights.ndim == 2:
+        _pairs.count_histograms(grouped, panels, weights, out[:, :, 0])
+    else:
+        _pairs.value_histograms(grouped, panels, weights, out)
+    return out[:n]
 
 
 def _query_panels(words: WordArray) -> WordArray:
-    """Queries in panels of 4, the last filled with zeros; up to 3 of them one by one."""
+    """Queries in panels, zeros filling the last; few of them one by one."""
     n, W = words.shape
-    height = _kernels.QUERIES
+    height = _pairs.QUERIES
     if n < height:
-        return np.ascontiguousarray(words).reshape(n, W, 1)
-    padded = np.zeros((-(-n // height) * height, W), dtype=np.uint64)
+        return np.ascontiguousarray(words)
+    padded = np.zeros((_whole(n), W), dtype=np.uint64)
     padded[:n] = words
     return np.ascontiguousarray(padded.reshape(-1, height, W).transpose(0, 2, 1))
 
 
-def _ranges(n: int, panels: WordArray, bytes_per_query: int) -> list[slice]:
-    """Chunks of queries: bounded memory, whole panels, and a share for each thread where the work is worth it."""
-    rows = HISTOGRAM_BYTES // bytes_per_query
+def _whole(n: int) -> int:
+    """Rows in the panels of ``n`` queries."""
+    height = _pairs.QUERIES
+    return n if n < height else -(-n // height) * height
+
+
+def _whole_rows(rows: slice) -> slice:
+    return slice(rows.start, rows.start + _whole(rows.stop - rows.start))
+
+
+def _ranges(n: int, panels: WordArray, bytes_per_query: int = 0) -> list[slice]:
+    """Chunks of queries: whole panels, bounded memory, and the same work for each thread where it is worth it."""
+    chunks = max(1, -(-n * bytes_per_query // HISTOGRAM_BYTES))
     if n * panels.size > SMALL_WORK:
-        rows = min(rows, -(-n // n_threads()))
-    return row_ranges(n, max(1, -(-rows // _kernels.QUERIES)) * _kernels.QUERIES)
+        chunks = -(-chunks // n_threads()) * n_threads()
+    step = -(-n // chunks)
+    return row_ranges(n, -(-max(1, step) // _pairs.QUERIES) * _pairs.QUERIES)

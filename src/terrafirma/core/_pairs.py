@@ -1,0 +1,370 @@
+"""All pairs: distances between packed patterns, counted or weighted. Numba only; no formula of the paper lives here.
+
+The hot loops compare every query with every training pattern: xor, population count, add, once for each pair and each
+64-bit word. They reach the hardware because of four choices:
+
+1. *Panels.* Patterns are laid out ``[panel, word, row]``, 6 queries or 16 training patterns to a panel, so that each lane
+   of a vector register is one training pattern. A tile of 6 x 16 distances stays in registers while the words pass::
+
+                           training panel
+                     word 0   t0 t1 t2 ... t15
+        query panel  word 1   t0 t1 t2 ... t15     sum[k, j] += popcount(q_k ^ t_j)
+        q0 q1 ... q5   ...
+
+2. *Use hides behind arithmetic.* What is done with a distance (count it, look up its weight) keeps loads and stores busy,
+   not the vector units. So the tile before is worked off while the next one is computed, two of its rows with each word.
+3. *Strips.* Some hundred kB of the table stay in cache while all queries of a call pass over them.
+4. *One order.* Each query meets the training patterns in their order, and counts are integers: threads, chunks and how
+   queries are grouped never change a result by a bit.
+
+The tile is LLVM vector code, because no loop that numba compiles keeps it in registers. Vectors are as wide as those of
+the CPU; without AVX-512 the result is the same, and LLVM chooses how to count bits. With ``NUMBA_DISABLE_JIT=1`` twins
+in numpy take its place. Tile and loops share this file because numba's cache looks at one file for changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from llvmlite import binding, ir
+from numba import config, njit, types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from terrafirma.core.patterns import PANEL, CountArray, FloatArray, WordArray
+
+__all__ = ["QUERIES", "ROWS", "add_weights", "count_histograms", "value_histograms"]
+
+QUERIES = 6  # patterns in a query panel
+ROWS = PANEL  # patterns in a training panel: 16
+STRIP_WORDS = 1 << 14  # words of the training panels that one strip holds: 128 kB
+DistanceArray = npt.NDArray[np.uint32]
+
+kernel = njit(nogil=True, cache=True, boundscheck=False)
+
+
+# ------------------------------------------------------------------------------------------------ the tile, in LLVM IR
+
+
+def _lanes() -> int:
+    """64-bit lanes of this CPU's vectors, by the features that numba compiles for."""
+    features: str | None = config.CPU_FEATURES  # type: ignore[attr-defined]
+    if features is None:
+        features = binding.get_host_cpu_features().flatten()
+    return 8 if "+avx512f" in features else 4 if "+avx2" in features else 2
+
+
+LANES = _lanes()
+VECTORS = ROWS // LANES
+AHEAD = ROWS // 2  # words over which the use of the tile before is spread
+i32, i64, f64 = ir.IntType(32), ir.IntType(64), ir.DoubleType()
+vector, half_vector = ir.VectorType(i64, LANES), ir.VectorType(i32, LANES)
+
+
+def _const(value: int) -> ir.Constant:
+    return ir.Constant(i64, value)
+
+
+class _Tile:
+    """Code for one tile of query panel ``g`` and training panel ``b``.
+
+    ``types`` and ``args`` are those of an intrinsic that begins with (queries, g, panels, b, distances). The type of
+    ``queries`` tells how many there are: (groups, W, QUERIES) come in panels, (n, W) one by one.
+    """
+
+    def __init__(self, context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> None:
+        values = [
+            context.make_array(kind)(context, builder, arg) if isinstance(kind, types.Array) else arg
+            for kind, arg in zip(signature.args, args, strict=True)
+        ]
+        queries, self.g, panels, self.b, distances = values[:5]
+        self.rest = values[5:]
+        self.builder = builder
+        self.height = QUERIES if signature.args[0].ndim == 3 else 1
+        self.n_words = builder.extract_value(panels.shape, 1)
+        self.query = self.at(queries.data, self.g, self.n_words, self.height)
+        self.panel = self.at(panels.data, self.b, self.n_words, ROWS)
+        self.distances = distances.data
+        self.popcount = cgutils.get_or_insert_function(
+            builder.module, ir.FunctionType(vector, [vector]), f"llvm.ctpop.v{LANES}i64"
+        )
+        self.sums = self._zeros()
+
+    def at(self, data: ir.Value, *factors: ir.Value | int) -> ir.Value:
+        """A pointer into ``data``, as many items in as the product of the factors."""
+        offset = _const(1)
+        for factor in factors:
+            offset = self.builder.mul(offset, _const(factor) if isinstance(factor, int) else factor)
+        return self.builder.gep(data, [offset])
+
+    def compute(self) -> None:
+        """Compute the distances and write them, uint32 (height, ROWS)."""
+        self._add_words(_const(0))
+        self._store()
+
+    def compute_while(self, use: Callable[[int, list[ir.Value]], None]) -> None:
+        """The same, while ``use(j, distances)`` works off row ``j`` of the tile before: one distance for each query."""
+        long_enough = self.builder.icmp_signed(">=", self.n_words, _const(AHEAD))
+        with self.builder.if_else(long_enough) as (side_by_side, one_after_the_other):
+            with side_by_side:
+                for j in range(ROWS):
+                    if j % 2 == 0:
+                        self._add_word(_const(j // 2))
+                    use(j, self._distances_before(j))
+                self._add_words(_const(AHEAD))
+                self._store()
+            with one_after_the_other:
+                for j in range(ROWS):
+                    use(j, self._distances_before(j))
+                self.sums = self._zeros()
+                self._add_words(_const(0))
+                self._store()
+
+    def _zeros(self) -> list[ir.Value]:
+        """Sums of no word: vector ``v`` of query ``k`` is number ``k * VECTORS + v``."""
+        return [ir.Constant(vector, [0] * LANES)] * (self.height * VECTORS)
+
+    def _add_word(self, w: ir.Value) -> None:
+        """Add the distances within word ``w`` to the sums."""
+        b = self.builder
+        row, first_query = self.at(self.panel, w, ROWS), self.at(self.query, w, self.height)
+        trained = [self._load_vector(self.at(row, LANES * v)) for v in range(VECTORS)]
+        for k in range(self.height):
+            query = self._broadcast(b.load(self.at(first_query, k)))
+            for v in range(VECTORS):
+                i = k * VECTORS + v
+                self.sums[i] = b.add(self.sums[i], b.call(self.popcount, [b.xor(query, trained[v])]))
+
+    def _add_words(self, start: ir.Value) -> None:
+        """Add all words from ``start`` on, in a loop."""
+        b = self.builder
+        before = b.block
+        head, body, after = (b.append_basic_block(name) for name in ("head", "word", "summed"))
+        b.branch(head)
+        b.position_at_end(head)
+        w = b.phi(i64)
+        w.add_incoming(start, before)
+        phis = [b.phi(vector) for _ in self.sums]
+        for phi, value in zip(phis, self.sums, strict=True):
+            phi.add_incoming(value, before)
+        b.cbranch(b.icmp_signed("<", w, self.n_words), body, after)
+        b.position_at_end(body)
+        self.sums = list(phis)
+        self._add_word(w)
+        w.add_incoming(b.add(w, _const(1)), body)
+        for phi, value in zip(phis, self.sums, strict=True):
+            phi.add_incoming(value, body)
+        b.branch(head)
+        b.position_at_end(after)
+        self.sums = list(phis)
+
+    def _store(self) -> None:
+        b = self.builder
+        for i, lanes in enumerate(self.sums):
+            target = b.bitcast(self.at(self.distances, i * LANES), half_vector.as_pointer())
+            b.store(b.trunc(lanes, half_vector), target, align=4)
+
+    def _distances_before(self, j: int) -> list[ir.Value]:
+        places = (self.at(self.distances, k * ROWS + j) for k in range(self.height))
+        return [self.builder.zext(self.builder.load(place), i64) for place in places]
+
+    def _load_vector(self, pointer: ir.Value) -> ir.Value:
+        return self.builder.load(self.builder.bitcast(pointer, vector.as_pointer()), align=8)
+
+    def _broadcast(self, scalar: ir.Value) -> ir.Value:
+        undefined = ir.Constant(vector, ir.Undefined)
+        lane = self.builder.insert_element(undefined, scalar, ir.Constant(i32, 0))
+        return self.builder.shuffle_vector(lane, undefined, ir.Constant(half_vector, [0] * LANES))
+
+
+def _measure(typing: Any, queries: Any, g: Any, panels: Any, b: Any, distances: Any) -> Any:
+    """Write the distances of query panel ``g`` to training panel ``b``: uint32 (height, ROWS)."""
+
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> ir.Value:
+        _Tile(context, builder, signature, args).compute()
+        return context.get_dummy_value()
+
+    return types.void(queries, types.intp, panels, types.intp, distances), generate
+
+
+def _measure_and_count(
+    typing: Any, queries: Any, g: Any, panels: Any, b: Any, distances: Any, counts: Any, histograms: Any
+) -> Any:
+    """The same, while the distances to panel ``b - 1``, still there, are counted into the histograms of panel ``g``."""
+
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> ir.Value:
+        tile = _Tile(context, builder, signature, args)
+        counts, histograms = tile.rest
+        width = builder.extract_value(histograms.shape, 1)
+        first = tile.at(histograms.data, tile.g, width, tile.height)
+        rows = [tile.at(first, width, k) for k in range(tile.height)]
+        last = tile.at(counts.data, builder.sub(tile.b, _const(1)), ROWS)
+
+        def count(j: int, distances: list[ir.Value]) -> None:
+            weight = builder.load(tile.at(last, j))
+            for row, distance in zip(rows, distances, strict=True):
+                place = tile.at(row, distance)
+                builder.store(builder.add(builder.load(place), weight), place)
+
+        tile.compute_while(count)
+        return context.get_dummy_value()
+
+    return types.void(queries, types.intp, panels, types.intp, distances, counts, histograms), generate
+
+
+def _measure_and_add(
+    typing: Any, queries: Any, g: Any, panels: Any, b: Any, distances: Any, weights: Any, table: Any, sums: Any
+) -> Any:
+    """The same, while the weighted entries of ``table`` at the distances to panel ``b - 1`` are added to the sums (height)."""
+
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> ir.Value:
+        tile = _Tile(context, builder, signature, args)
+        weights, table, sums = tile.rest
+        places = [tile.at(sums.data, k) for k in range(tile.height)]
+        registers = [cgutils.alloca_once_value(builder, builder.load(place)) for place in places]
+        last = tile.at(weights.data, builder.sub(tile.b, _const(1)), ROWS)
+        multiply_add = cgutils.get_or_insert_function(
+            builder.module, ir.FunctionType(f64, [f64] * 3), "llvm.fmuladd.f64"
+        )
+
+        def add(j: int, distances: list[ir.Value]) -> None:
+            weight = builder.load(tile.at(last, j))
+            if weight.type != f64:
+                weight = builder.uitofp(weight, f64)
+            for register, distance in zip(registers, distances, strict=True):
+                entry = builder.load(tile.at(table.data, distance))
+                builder.store(builder.call(multiply_add, [weight, entry, builder.load(register)]), register)
+
+        tile.compute_while(add)
+        for register, place in zip(registers, places, strict=True):
+            builder.store(builder.load(register), place)
+        return context.get_dummy_value()
+
+    return types.void(queries, types.intp, panels, types.intp, distances, weights, table, sums), generate
+
+
+def _measure_twin(queries: WordArray, g: int, panels: WordArray, b: int, distances: DistanceArray) -> None:
+    different = queries[g].reshape(panels.shape[1], -1, 1) ^ panels[b][:, None, :]
+    distances[:] = np.bitwise_count(different).sum(axis=0, dtype=np.uint32)
+
+
+def _measure_and_count_twin(
+    queries: WordArray,
+    g: int,
+    panels: WordArray,
+    b: int,
+    distances: DistanceArray,
+    counts: CountArray,
+    histograms: CountArray,
+) -> None:
+    height = len(distances)
+    for k, row in enumerate(histograms[g * height : (g + 1) * height]):
+        np.add.at(row, distances[k], counts[b - 1])
+    _measure_twin(queries, g, panels, b, distances)
+
+
+def _measure_and_add_twin(
+    queries: WordArray,
+    g: int,
+    panels: WordArray,
+    b: int,
+    distances: DistanceArray,
+    weights: Any,
+    table: FloatArray,
+    sums: FloatArray,
+) -> None:
+    for j in range(ROWS):
+        sums += weights[b - 1, j] * table[distances[:, j]]
+    _measure_twin(queries, g, panels, b, distances)
+
+
+measure: Any
+measure_and_count: Any
+measure_and_add: Any
+if config.DISABLE_JIT:  # type: ignore[attr-defined]
+    measure, measure_and_count, measure_and_add = _measure_twin, _measure_and_count_twin, _measure_and_add_twin
+else:
+    measure = intrinsic(_measure)
+    measure_and_count = intrinsic(_measure_and_count)
+    measure_and_add = intrinsic(_measure_and_add)
+
+
+# ------------------------------------------------------------------------------------------------------------ the loops
+
+
+# Queries come in panels, uint64 (groups, W, 6), or few of them one by one, (n, W): kernels are compiled for either.
+
+
+@kernel
+def _height(queries: WordArray) -> int:
+    """Queries in a panel; known when the kernel is compiled."""
+    return QUERIES if queries.ndim == 3 else 1
+
+
+@kernel
+def _strip(panels: WordArray) -> int:
+    """Panels that stay in cache while all queries pass over them."""
+    return int(max(2, STRIP_WORDS // (ROWS * panels.shape[1])))
+
+
+@kernel
+def count_histograms(queries: WordArray, panels: WordArray, counts: Any, histograms: Any) -> None:
+    """Add to ``histograms[q, h]`` the ``counts`` of the training patterns at distance ``h`` from query ``q``.
+
+    panels (n, W, 16), counts (n, 16), histograms (groups * height, M + 1) of the counts' type, all contiguous.
+    """
+    height, strip = _height(queries), _strip(panels)
+    distances = np.empty((height, ROWS), dtype=np.uint32)
+    for start in range(0, len(panels), strip):
+        stop = min(start + strip, len(panels))
+        for g in range(len(queries)):
+            measure(queries, g, panels, start, distances)
+            for b in range(start + 1, stop):
+                measure_and_count(queries, g, panels, b, distances, counts, histograms)
+            for j in range(ROWS):
+                for k in range(height):
+                    histograms[g * height + k, distances[k, j]] += counts[stop - 1, j]
+
+
+@kernel
+def add_weights(queries: WordArray, panels: WordArray, weights: Any, table: FloatArray, sums: FloatArray) -> None:
+    """Add to ``sums[q]`` the ``weights`` of all training patterns, each times the entry of ``table`` at its distance.
+
+    panels (n, W, 16), weights (n, 16) of counts or floats, table (M + 1,), sums (groups * height,), all contiguous. Each
+    strip is summed by itself first, so that rounding errors do not grow with the number of patterns.
+    """
+    height, strip = _height(queries), _strip(panels)
+    distances = np.empty((height, ROWS), dtype=np.uint32)
+    of_strip = np.empty(height)
+    for start in range(0, len(panels), strip):
+        stop = min(start + strip, len(panels))
+        for g in range(len(queries)):
+            of_strip[:] = 0.0
+            measure(queries, g, panels, start, distances)
+            for b in range(start + 1, stop):
+                measure_and_add(queries, g, panels, b, distances, weights, table, of_strip)
+            for k in range(height):
+                for j in range(ROWS):
+                    of_strip[k] += weights[stop - 1, j] * table[distances[k, j]]
+                sums[g * height + k] += of_strip[k]
+
+
+@kernel
+def value_histograms(queries: WordArray, panels: WordArray, values: Any, histograms: FloatArray) -> None:
+    """Add to ``histograms[q, h, r]`` the ``values[.., r]`` of the training patterns at distance ``h`` from query ``q``.
+
+    values (n, 16, R), histograms (groups * height, M + 1, R).
+    """
+    height = _height(queries)
+    distances = np.empty((height, ROWS), dtype=np.uint32)
+    for g in range(len(queries)):
+        for b in range(len(panels)):
+            measure(queries, g, panels, b, distances)
+            for k in range(height):
+                for j in range(ROWS):
+                    h = distances[k, j]
+                    for r in range(values.shape[2]):
+                        histograms[g * height + k, h, r] += values[b, j, r]
