@@ -49,7 +49,7 @@ class Variant:
 
 SHAPES = (
     ("PLAIN", 4, 32),
-    ("INTERLEAVED", 5, 16),
+    ("INTERLEAVED", 4, 32),
     ("INTERLEAVED", 6, 16),
     ("INTERLEAVED", 8, 16),
     ("INTERLEAVED", 5, 32),

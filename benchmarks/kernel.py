@@ -61,7 +61,7 @@ def _measure(M: int, functions: dict[Variant, Any], pool: ThreadPoolExecutor) ->
     clusters = Clusters.seeded(M)
     train, queries = clusters.draw(N_TRAIN), clusters.draw(N_QUERIES)
     packed = PackedPatterns.pack(queries)
-    est = SubfunctionBound(rho=16.0).fit(train, np.zeros(N_TRAIN))
+    est = SubfunctionBound(rho=M / 32).fit(train, np.zeros(N_TRAIN))
     table = est.regions_
     table.panel_counts  # noqa: B018  # cached by the first use
 

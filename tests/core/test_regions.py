@@ -54,7 +54,7 @@ def test_patterns_fill_whole_panels_and_come_back(rng):
     for n in (1, 15, 16, 17, 300, 5000):
         X = rng.random((n, 130)) < 0.5
         table = build(X)
-        assert table.panels.shape == (-(-n // 16), 3, 16)
+        assert table.panels.shape == (-(-n // 32), 3, 32)
         assert {r.tobytes() for r in table.patterns.to_bool()} == {r.tobytes() for r in X}
         np.testing.assert_array_equal(table.rows(np.array([n - 1])).words[0], table.patterns.words[n - 1])
 
@@ -191,8 +191,8 @@ def test_tables_of_another_size_do_not_merge():
 
 
 def test_layout_fills_with_zeros(rng):
-    values = rng.random((20, 3))
+    values = rng.random((40, 3))
     filled = regions.fill_panels(values)
-    assert filled.shape == (2, 16, 3)
-    np.testing.assert_array_equal(filled.reshape(32, 3)[:20], values)
-    assert not filled.reshape(32, 3)[20:].any()
+    assert filled.shape == (2, 32, 3)
+    np.testing.assert_array_equal(filled.reshape(64, 3)[:40], values)
+    assert not filled.reshape(64, 3)[40:].any()

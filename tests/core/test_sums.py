@@ -6,7 +6,7 @@ import pytest
 from terrafirma.core import sums
 from terrafirma.core.patterns import PackedPatterns
 from terrafirma.core.regions import RegionTable, fill_panels
-from terrafirma.core.sums import log_sums
+from terrafirma.core.sums import DistanceTables, log_sums
 from terrafirma.core.weighting import Gaussian
 
 M = 200
@@ -38,9 +38,11 @@ def test_a_single_table_is_summed_straight_and_gives_the_same(rng, table, querie
     log_table = Gaussian(rho).log_d(M) + offset
     counts = table.counts * rng.integers(1, 1000, len(table))
     expected = exact(queries, table, counts, log_table)
-    (found,) = log_sums(queries, table.panels, fill_panels(counts), log_table[None])
-    (of_floats,) = log_sums(queries, table.panels, fill_panels(counts[:, None] / 1000.0), log_table[None])
-    twice = log_sums(queries, table.panels, fill_panels(counts), np.array([log_table, log_table]))
+    (found,) = log_sums(queries, table.panels, fill_panels(counts), DistanceTables.of(log_table[None]))
+    (of_floats,) = log_sums(
+        queries, table.panels, fill_panels(counts[:, None] / 1000.0), DistanceTables.of(log_table[None])
+    )
+    twice = log_sums(queries, table.panels, fill_panels(counts), DistanceTables.of(np.array([log_table, log_table])))
     for logs in (found, of_floats + np.log(1000.0), *twice):
         np.testing.assert_allclose(logs, expected, rtol=1e-13, atol=1e-13)
 
@@ -49,13 +51,13 @@ def test_a_single_table_is_summed_straight_and_gives_the_same(rng, table, querie
 def test_just_the_queries_that_floats_cannot_hold_go_by_histogram(table, queries, rho, some, monkeypatch):
     log_table = Gaussian(rho).log_d(M)
     expected = exact(queries, table, table.counts, log_table)
-    too_small = expected < (sums.LEAST_EXPONENT - 2 * sums.HALF_SCALE) * np.log(2)
+    too_small = expected < np.log(sums.LEAST) - 2 * sums.HALF_SCALE * np.log(2)
     assert too_small.any() == some
     assert not too_small.all()
     seen = [PackedPatterns.empty(M)]
     by_histogram = sums._by_histogram
     monkeypatch.setattr(sums, "_by_histogram", lambda far, *args: (seen.append(far), by_histogram(far, *args))[1])
-    log_sums(queries, table.panels, table.panel_counts, log_table[None])
+    log_sums(queries, table.panels, table.panel_counts, DistanceTables.of(log_table[None]))
     np.testing.assert_array_equal(seen[-1].words, queries.words[too_small])
 
 
@@ -65,7 +67,9 @@ def test_the_sum_near_one_keeps_all_its_digits():
     X[1, 0] = True
     table = RegionTable.build(PackedPatterns.pack(X), np.zeros(2))
     log_table = np.where(np.arange(M + 1) == 0, 0.0, np.log(1e-9))
-    ((found,),) = log_sums(PackedPatterns.pack(X[:1]), table.panels, table.panel_counts, log_table[None])
+    ((found,),) = log_sums(
+        PackedPatterns.pack(X[:1]), table.panels, table.panel_counts, DistanceTables.of(log_table[None])
+    )
     assert found == pytest.approx(np.log1p(1e-9), rel=1e-6)
 
 
@@ -75,5 +79,5 @@ def test_rounding_does_not_grow_with_the_number_of_samples(rng):
     words = rng.integers(0, 2**64, (1_000_000, 1), dtype=np.uint64)
     table = RegionTable.build(PackedPatterns(words, 64), np.zeros(len(words)))
     log_table = np.full((1, 65), np.log(0.1))
-    (found,) = log_sums(table.patterns[:1], table.panels, table.panel_counts, log_table)
+    (found,) = log_sums(table.patterns[:1], table.panels, table.panel_counts, DistanceTables.of(log_table))
     assert found[0] == pytest.approx(np.log(0.1) + np.log(1_000_000), rel=1e-14)

@@ -102,7 +102,7 @@ def permute_rows(words: WordArray, permutation: IntArray) -> None:
 
 @kernel
 def rows_to_panels(blocks: WordArray) -> None:
-    """Turn each block of 16 rows (n, 16, W) into a panel (W, 16), in its own memory."""
+    """Turn each block of 32 rows (n, 32, W) into a panel (W, 32), in its own memory."""
     _, height, n_words = blocks.shape
     block = np.empty((height, n_words), dtype=np.uint64)
     for b in range(len(blocks)):

@@ -3,23 +3,24 @@
 The hot loops compare every query with every training pattern: xor, population count, add, once for each pair and each
 64-bit word. They reach the hardware because of four choices:
 
-1. *Panels.* Patterns are laid out ``[panel, word, row]``, 6 queries or 16 training patterns to a panel, so that each lane
-   of a vector register is one training pattern. A tile of 6 x 16 distances stays in registers while the words pass::
+1. *Panels.* Patterns are laid out ``[panel, word, row]``, 6 queries or 32 training patterns to a panel, so that each lane
+   of a vector register is one training pattern. A tile of 6 x 32 distances stays in registers while the words pass::
 
                            training panel
-                     word 0   t0 t1 t2 ... t15
-        query panel  word 1   t0 t1 t2 ... t15     sum[k, j] += popcount(q_k ^ t_j)
+                     word 0   t0 t1 t2 ... t31
+        query panel  word 1   t0 t1 t2 ... t31     sum[k, j] += popcount(q_k ^ t_j)
         q0 q1 ... q5   ...
 
 2. *Use hides behind arithmetic.* What is done with a distance (count it, look up its weight) keeps loads and stores busy,
-   not the vector units. So the tile before is worked off while the next one is computed, two of its rows with each word.
+   not the vector units. So the tile before is worked off while the next one is computed, four of its rows with each word.
 3. *Strips.* Some hundred kB of the table stay in cache while all queries of a call pass over them.
 4. *One order.* Each query meets the training patterns in their order, and counts are integers: threads, chunks and how
    queries are grouped never change a result by a bit.
 
 The tile is LLVM vector code, because no loop that numba compiles keeps it in registers. Vectors are as wide as those of
-the CPU; without AVX-512 the result is the same, and LLVM chooses how to count bits. With ``NUMBA_DISABLE_JIT=1`` twins
-in numpy take its place. Tile and loops share this file because numba's cache looks at one file for changes.
+the CPU; without AVX-512 tiles are smaller, LLVM chooses how to count bits, and the result is the same. With
+``NUMBA_DISABLE_JIT=1`` twins in numpy take its place. Tile and loops share this file because numba's cache looks at one
+file for changes.
 """
 
 from __future__ import annotations
@@ -38,8 +39,7 @@ from terrafirma.core.patterns import PANEL, CountArray, FloatArray, WordArray
 
 __all__ = ["QUERIES", "ROWS", "add_weights", "count_histograms", "value_histograms"]
 
-QUERIES = 6  # patterns in a query panel
-ROWS = PANEL  # patterns in a training panel: 16
+ROWS = PANEL  # patterns in a training panel
 STRIP_WORDS = 1 << 14  # words of the training panels that one strip holds: 128 kB
 DistanceArray = npt.NDArray[np.uint32]
 
@@ -58,8 +58,9 @@ def _lanes() -> int:
 
 
 LANES = _lanes()
+QUERIES = 6 if LANES == 8 else 2  # patterns in a query panel: as many as the registers hold sums for
 VECTORS = ROWS // LANES
-AHEAD = ROWS // 2  # words over which the use of the tile before is spread
+AHEAD = 8  # words over which the use of the tile before is spread
 i32, i64, f64 = ir.IntType(32), ir.IntType(64), ir.DoubleType()
 vector, half_vector = ir.VectorType(i64, LANES), ir.VectorType(i32, LANES)
 
@@ -111,8 +112,8 @@ class _Tile:
         with self.builder.if_else(long_enough) as (side_by_side, one_after_the_other):
             with side_by_side:
                 for j in range(ROWS):
-                    if j % 2 == 0:
-                        self._add_word(_const(j // 2))
+                    if j % (ROWS // AHEAD) == 0:
+                        self._add_word(_const(j * AHEAD // ROWS))
                     use(j, self._distances_before(j))
                 self._add_words(_const(AHEAD))
                 self._store()
@@ -314,7 +315,7 @@ def _strip(panels: WordArray) -> int:
 def count_histograms(queries: WordArray, panels: WordArray, counts: Any, histograms: Any) -> None:
     """Add to ``histograms[q, h]`` the ``counts`` of the training patterns at distance ``h`` from query ``q``.
 
-    panels (n, W, 16), counts (n, 16), histograms (groups * height, M + 1) of the counts' type, all contiguous.
+    panels (n, W, 32), counts (n, 32), histograms (groups * height, M + 1) of the counts' type, all contiguous.
     """
     height, strip = _height(queries), _strip(panels)
     distances = np.empty((height, ROWS), dtype=np.uint32)
@@ -333,7 +334,7 @@ def count_histograms(queries: WordArray, panels: WordArray, counts: Any, histogr
 def add_weights(queries: WordArray, panels: WordArray, weights: Any, table: FloatArray, sums: FloatArray) -> None:
     """Add to ``sums[q]`` the ``weights`` of all training patterns, each times the entry of ``table`` at its distance.
 
-    panels (n, W, 16), weights (n, 16) of counts or floats, table (M + 1,), sums (groups * height,), all contiguous. Each
+    panels (n, W, 32), weights (n, 32) of counts or floats, table (M + 1,), sums (groups * height,), all contiguous. Each
     strip is summed by itself first, so that rounding errors do not grow with the number of patterns.
     """
     height, strip = _height(queries), _strip(panels)
@@ -356,7 +357,7 @@ def add_weights(queries: WordArray, panels: WordArray, weights: Any, table: Floa
 def value_histograms(queries: WordArray, panels: WordArray, values: Any, histograms: FloatArray) -> None:
     """Add to ``histograms[q, h, r]`` the ``values[.., r]`` of the training patterns at distance ``h`` from query ``q``.
 
-    values (n, 16, R), histograms (groups * height, M + 1, R).
+    values (n, 32, R), histograms (groups * height, M + 1, R).
     """
     height = _height(queries)
     distances = np.empty((height, ROWS), dtype=np.uint32)

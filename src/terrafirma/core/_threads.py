@@ -33,8 +33,8 @@ def serial(function: Callable[[slice], T], slices: Iterable[slice], /) -> list[T
 def threads(function: Callable[[slice], T], slices: Iterable[slice], /) -> list[T]:
     """On all cores that this process may use (or ``TERRAFIRMA_THREADS`` of them)."""
     slices = list(slices)
-    workers = min(n_threads(), len(slices))
-    if workers <= 1:
+    workers = min(n_threads(), len(slices)) if len(slices) > 1 else 1
+    if workers == 1:
         return serial(function, slices)
     with ThreadPoolExecutor(workers) as pool:
         return list(pool.map(function, slices))

@@ -22,7 +22,7 @@ from terrafirma.core._threads import Map, threads
 from terrafirma.core.normalizers import Normalizers
 from terrafirma.core.patterns import FloatArray, PackedPatterns, WordArray
 from terrafirma.core.regions import RegionTable, fill_panels, lay_out
-from terrafirma.core.sums import log_sums
+from terrafirma.core.sums import DistanceTables, log_sums
 from terrafirma.core.weighting import Weighting
 
 __all__ = ["BoundTerms", "KernelSums", "Smoother", "bound_terms", "log_gap_constant"]
@@ -73,11 +73,11 @@ class Smoother:
     table : RegionTable
     normalizers : list of Normalizers
         One for each weighting.
-    log_d : float64 array (R, M + 1)
-        Log closeness by distance.
-    wrong_panels : uint64 array (panels, W, 16)
+    closeness : DistanceTables
+        The closeness by distance, for each weighting.
+    wrong_panels : uint64 array (panels, W, 32)
         The patterns of the wrong regions alone.
-    wrong_values : float64 array (panels, 16, R)
+    wrong_values : float64 array (panels, 32, R)
         E_l / w_l of the wrong regions, divided by the largest. All lie within a factor N of each other for equal errors,
         since N_l z(0) <= u w_l <= N z(0).
     log_scale : float64 array (R, 1)
@@ -87,7 +87,7 @@ class Smoother:
 
     table: RegionTable
     normalizers: list[Normalizers]
-    log_d: FloatArray
+    closeness: DistanceTables
     wrong_panels: WordArray
     wrong_values: FloatArray
     log_scale: FloatArray
@@ -104,7 +104,7 @@ class Smoother:
         return cls(
             table=table,
             normalizers=normalizers,
-            log_d=np.array([weighting.log_d(table.n_units) for weighting in weightings]),
+            closeness=DistanceTables.of(np.array([weighting.log_d(table.n_units) for weighting in weightings])),
             wrong_panels=lay_out(words, np.arange(len(words))),
             wrong_values=fill_panels(np.exp(log_values - log_scale).T),
             log_scale=log_scale,
@@ -112,9 +112,9 @@ class Smoother:
 
     def sums(self, queries: PackedPatterns, *, mapper: Map = threads) -> list[KernelSums]:
         """Density and smooth error at each query, for each weighting."""
-        log_mass = log_sums(queries, self.table.panels, self.table.panel_counts, self.log_d, mapper=mapper)
+        log_mass = log_sums(queries, self.table.panels, self.table.panel_counts, self.closeness, mapper=mapper)
         if len(self.wrong_panels):
-            log_error = log_sums(queries, self.wrong_panels, self.wrong_values, self.log_d, mapper=mapper)
+            log_error = log_sums(queries, self.wrong_panels, self.wrong_values, self.closeness, mapper=mapper)
         else:
             log_error = np.full_like(log_mass, -np.inf)
         log_error += self.log_scale - math.log(self.table.n_samples)

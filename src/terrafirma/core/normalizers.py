@@ -25,7 +25,7 @@ from terrafirma.core._checks import as_array, check_count
 from terrafirma.core._threads import Map, threads
 from terrafirma.core.patterns import FloatArray, IntArray
 from terrafirma.core.regions import RegionTable
-from terrafirma.core.sums import log_sums, occupied_distances
+from terrafirma.core.sums import DistanceTables, log_sums, occupied_distances
 from terrafirma.core.weighting import Exponential, Gaussian, Weighting
 from terrafirma.errors import InvalidInput
 
@@ -142,7 +142,7 @@ def log_w(
     for row, weighting in zip(log_zs, weightings, strict=True):
         row[distances] = log_z(weighting, M, distances)
     log_us = np.array([log_u(weighting, M, N) for weighting in weightings])
-    sums = log_sums(queries, table.panels, table.panel_counts, log_zs, mapper=mapper)
+    sums = log_sums(queries, table.panels, table.panel_counts, DistanceTables.of(log_zs), mapper=mapper)
     return np.asarray(sums - log_us[:, None])
 
 

@@ -30,7 +30,7 @@ CountArray = npt.NDArray[np.uint32 | np.int64]
 TYPES = "bool, float (active where > 0), integers 0 and 1, or PackedPatterns"
 
 WORD = 64
-PANEL = 16  # training patterns in a panel, as the kernels take them
+PANEL = 32  # training patterns in a panel, as the kernels take them
 CHUNK_BYTES = 1 << 18  # of input, packed at a time
 CACHE_LINE = 64
 

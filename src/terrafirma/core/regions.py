@@ -48,8 +48,8 @@ class RegionTable:
 
     Attributes
     ----------
-    panels : uint64 array (ceil(L / 16), W, 16)
-        The L distinct patterns, ``panels[l // 16, w, l % 16]`` being word w of pattern l; zeros fill the last panel.
+    panels : uint64 array (ceil(L / 32), W, 32)
+        The L distinct patterns, ``panels[l // 32, w, l % 32]`` being word w of pattern l; zeros fill the last panel.
     n_units : int
         Units of a pattern (M).
     counts : int64 array (L,)
@@ -183,10 +183,10 @@ class RegionTable:
 
     @cached_property
     def panel_counts(self) -> CountArray:
-        """Counts by panel and row, (panels, 16): uint32 where their sum fits, else int64; what fills the last panel is 0."""
+        """Counts by panel and row, (panels, 32): uint32 where their sum fits, else int64; what fills the last panel is 0."""
         return fill_panels(self.counts.astype(np.uint32 if self.n_samples < 2**32 else np.int64))
 
-    @property
+    @cached_property
     def n_samples(self) -> int:
         """Samples in all regions (N)."""
         return int(self.counts.sum())
@@ -229,7 +229,7 @@ def _group(words: WordArray) -> tuple[IntArray, IntArray, int]:
 
 
 def lay_out(words: WordArray, rows: IntArray) -> WordArray:
-    """Some rows in panels (see ``_kernels``), zeros filling the last: uint64 (ceil(rows / 16), W, 16)."""
+    """Some rows in panels (see ``_pairs``), zeros filling the last: uint64 (ceil(rows / 32), W, 32)."""
     W = words.shape[1]
     panels = aligned_zeros((-(-len(rows) // PANEL), W, PANEL))
     step = 256 * PANEL
@@ -261,7 +261,7 @@ def _lay_out_in_place(words: WordArray, rows: IntArray, n_regions: int) -> WordA
 
 
 def fill_panels(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Values (n, ...) by panel and row, (ceil(n / 16), 16, ...), zeros filling the last panel."""
+    """Values (n, ...) by panel and row, (ceil(n / 32), 32, ...), zeros filling the last panel."""
     n = len(values)
     filled = np.zeros((-(-n // PANEL) * PANEL, *values.shape[1:]), dtype=values.dtype)
     filled[:n] = values

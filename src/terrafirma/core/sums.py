@@ -13,6 +13,7 @@ Training patterns come in panels with a weight for each row (see ``_pairs``); ro
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -21,13 +22,40 @@ from terrafirma.core import _kernels, _pairs
 from terrafirma.core._threads import Map, n_threads, row_ranges, threads
 from terrafirma.core.patterns import CountArray, FloatArray, IntArray, PackedPatterns, WordArray
 
-__all__ = ["distance_histograms", "log_sums", "occupied_distances"]
+__all__ = ["DistanceTables", "distance_histograms", "log_sums", "occupied_distances"]
 
 Weights = npt.NDArray[np.uint32 | np.int64 | np.float64]
 HISTOGRAM_BYTES = 6 << 20  # of histograms in flight in each thread
 SMALL_WORK = 1 << 20  # comparisons of words below which threads cost more than they save
 HALF_SCALE = 460  # a straight sum's largest entry is 2^(2 * 460): times 2^62 samples it is still a float
-LEAST_EXPONENT = -900  # of a straight sum that lost nothing: 2^62 times the least normal float is 2^-960
+LEAST = 2.0**-900  # of straight sums that lost nothing: 2^62 times the least normal float is 2^-960
+LOG_2 = math.log(2.0)
+
+
+@dataclass(frozen=True, eq=False)
+class DistanceTables:
+    """Functions of distance that are to be summed, by their values at 0..M.
+
+    Attributes
+    ----------
+    logs : float64 array (R, M + 1)
+    base : float
+        The largest log.
+    scaled : float64 array (M + 1,), or None if there are several
+        The only function divided by its largest value, times a power of two, which rounds nothing.
+
+    """
+
+    logs: FloatArray
+    base: float
+    scaled: FloatArray | None
+
+    @classmethod
+    def of(cls, logs: FloatArray) -> DistanceTables:
+        """Tables of these logs."""
+        base = float(logs.max())
+        scaled = np.ldexp(np.exp((logs[0] - base) / 2), HALF_SCALE) ** 2 if len(logs) == 1 else None
+        return cls(logs, base, scaled)
 
 
 def distance_histograms(
@@ -35,7 +63,7 @@ def distance_histograms(
 ) -> CountArray:
     """Training samples by Hamming distance from each query: integers (queries, M + 1).
 
-    panels (n, W, 16), counts (n, 16) of a type that holds their sum; the histograms are of that type, too.
+    panels (n, W, 32), counts (n, 32) of a type that holds their sum; the histograms are of that type, too.
     """
     out = np.zeros((_whole(len(queries)), queries.n_units + 1), dtype=counts.dtype)
 
@@ -61,53 +89,46 @@ def occupied_distances(
 
 
 def log_sums(
-    queries: PackedPatterns, panels: WordArray, weights: Weights, log_tables: FloatArray, *, mapper: Map = threads
+    queries: PackedPatterns, panels: WordArray, weights: Weights, tables: DistanceTables, *, mapper: Map = threads
 ) -> FloatArray:
-    """Log of ``sum_l v_rl f_r(Hamming(query, p_l))`` for tables ``log f_r`` (R, M + 1): float64 (R, queries).
+    """Log of ``sum_l v_rl f_r(Hamming(query, p_l))`` for functions of distance f_r: float64 (R, queries).
 
-    weights: counts (n, 16), which serve all tables, or float64 (n, 16, R), values from 0 to 1 for each.
+    weights: counts (n, 32), which serve all tables, or float64 (n, 32, R), values from 0 to 1 for each.
     """
-    if len(log_tables) > 1:
-        return _by_histogram(queries, panels, weights, log_tables, mapper)
-    out = _straight(queries, panels, weights.reshape(len(panels), -1), log_tables[0], mapper)
-    far = np.flatnonzero(np.isnan(out[0]))
-    if len(far):
-        out[:, far] = _by_histogram(queries[far], panels, weights, log_tables, mapper)
-    return out
+    if tables.scaled is None:
+        return _by_histogram(queries, panels, weights, tables, mapper)
+    sums = _straight(queries, panels, weights.reshape(len(panels), -1), tables.scaled, mapper)
+    mantissa, exponent = np.frexp(np.maximum(sums, LEAST))
+    out = np.log(mantissa) + (exponent - 2 * HALF_SCALE) * LOG_2 + tables.base
+    far = sums < LEAST
+    if far.any():
+        (out[far],) = _by_histogram(queries[far], panels, weights, tables, mapper)
+    return np.asarray(out[None])
 
 
 def _straight(
-    queries: PackedPatterns, panels: WordArray, weights: Weights, log_table: FloatArray, mapper: Map
+    queries: PackedPatterns, panels: WordArray, weights: Weights, table: FloatArray, mapper: Map
 ) -> FloatArray:
-    """Log sums for one table, (1, queries); NaN where too small for floats.
-
-    The table is scaled by a power of two, which rounds nothing: once its largest entry is 1, as that of a closeness is
-    anyhow, sums over all that floats can tell apart fit in.
-    """
-    base = log_table.max()
-    table = np.ldexp(np.exp((log_table - base) / 2), HALF_SCALE) ** 2
+    """Weighted sums of the entries of one table, float64 (queries,)."""
     sums = np.zeros(_whole(len(queries)))
 
     def add(rows: slice) -> None:
         _pairs.add_weights(_query_panels(queries.words[rows]), panels, weights, table, sums[_whole_rows(rows)])
 
     mapper(add, _ranges(len(queries), panels))
-    sums = sums[None, : len(queries)]
-    sums[sums < 2.0**LEAST_EXPONENT] = np.nan
-    mantissa, exponent = np.frexp(sums)
-    return np.asarray(np.log(mantissa) + (exponent - 2 * HALF_SCALE) * math.log(2.0) + base)
+    return sums[: len(queries)]
 
 
 def _by_histogram(
-    queries: PackedPatterns, panels: WordArray, weights: Weights, log_tables: FloatArray, mapper: Map
+    queries: PackedPatterns, panels: WordArray, weights: Weights, tables: DistanceTables, mapper: Map
 ) -> FloatArray:
     """Log sums for any tables, (R, queries)."""
     width = queries.n_units + 1
-    out = np.empty((len(queries), len(log_tables)))
+    out = np.empty((len(queries), len(tables.logs)))
 
     def add(rows: slice) -> None:
         histograms = _histograms(queries.words[rows], panels, weights, width)
-        _kernels.log_sums(histograms, log_tables, out[rows])
+        _kernels.log_sums(histograms, tables.logs, out[rows])
 
     mapper(add, _ranges(len(queries), panels, 8 * width * weights[0, 0].size))
     return out.T
