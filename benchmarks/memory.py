@@ -1,8 +1,9 @@
 """Peak memory of ``fit`` beyond its input, as a ratio to the packed patterns.
 
-Each case runs in a process of its own. It fits something tiny with the same types, so that all is loaded and
-compiled, then measures one fit by the peak of its resident memory (Linux only: what the process really
-takes), and another by tracemalloc (what numpy asks for; allocations inside compiled code are not seen).
+Each case runs in a process of its own. It fits something small with the same types, so that all is loaded and
+compiled and threads have their stacks, then measures one fit by the peak of its resident memory (Linux only:
+what the process really takes), and another by tracemalloc (what numpy asks for; allocations inside compiled
+code are not seen).
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from terrafirma import SubfunctionBound
 
 CASES = ((N_TRAIN, 512), (N_TRAIN, 2048), (N_TRAIN, 4096), (200_000, 2048))
 WRONG = 0.01
+WARM_UP = 2000  # rows, enough that threads have work
 TARGET, STRETCH = 2.2, 1.2
 ROOT = Path(__file__).parents[1]
 STATUS, RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
@@ -47,7 +49,7 @@ def measure(n: int, M: int) -> dict[str, int]:
     """Fit in this process: peak bytes by each way to see them."""
     rng = np.random.default_rng(0)
     X, errors = _patterns(n, M, rng), rng.random(n) < WRONG
-    _fit(X[:100].copy(), np.arange(100) < 3)
+    _fit(X[:WARM_UP].copy(), np.arange(WARM_UP) < WARM_UP // 10)
     peaks = {}
     if RESET.exists():
         peaks["resident memory"] = _resident_peak(X, errors)

@@ -129,12 +129,16 @@ def test_an_error_in_a_thread_reaches_the_caller(monkeypatch):
 
 PORTABLE = """
 import numpy as np
+from terrafirma import SubfunctionBound
 from terrafirma.core import _pairs
 from tests.core.test_kernels import by_counting, histograms
 rng = np.random.default_rng(1)
 for M, n_queries, n in ((1, 1, 5), (70, 5, 33), (512, 9, 100), (1000, 2, 17)):
     Q, X = rng.random((n_queries, M)) < 0.5, rng.random((n, M)) < 0.5
     np.testing.assert_array_equal(histograms(Q, X), by_counting(Q, X))
+    est = SubfunctionBound(rho=M / 8).fit(X, np.zeros(n))
+    density = np.log(by_counting(Q, X) @ np.exp(est._smoother.closeness.logs[0])) - est.log_u_
+    np.testing.assert_allclose(est.terms(Q).log_density, density, rtol=1e-12, atol=1e-12)
 print("lanes", _pairs.LANES)
 """
 
