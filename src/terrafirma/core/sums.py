@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from terrafirma.core import _kernels, _pairs
 from terrafirma.core._threads import Map, n_threads, row_ranges, threads
-from terrafirma.core.patterns import CountArray, FloatArray, IntArray, PackedPatterns, WordArray
+from terrafirma.core.patterns import PANEL, CountArray, FloatArray, IntArray, PackedPatterns, WordArray
 
 __all__ = ["DistanceTables", "distance_histograms", "log_sums", "occupied_distances"]
 
@@ -42,7 +42,7 @@ class DistanceTables:
     base : float
         The largest log.
     scaled : float64 array (M + 1,), or None if there are several
-        The only function divided by its largest value, times a power of two, which rounds nothing.
+        The one function divided by its largest value, times a power of two, which rounds nothing.
 
     """
 
@@ -97,7 +97,7 @@ def log_sums(
     """
     if tables.scaled is None:
         return _by_histogram(queries, panels, weights, tables, mapper)
-    sums = _straight(queries, panels, weights.reshape(len(panels), -1), tables.scaled, mapper)
+    sums = _straight(queries, panels, weights.reshape(-1, PANEL), tables.scaled, mapper)
     mantissa, exponent = np.frexp(np.maximum(sums, LEAST))
     out = np.log(mantissa) + (exponent - 2 * HALF_SCALE) * LOG_2 + tables.base
     far = sums < LEAST
