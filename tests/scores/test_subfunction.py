@@ -4,7 +4,9 @@ import pytest
 import terrafirma
 from terrafirma import SubfunctionBound
 from terrafirma.core.bound import bound_terms
+from terrafirma.core.normalizers import log_w, log_z
 from terrafirma.core.patterns import PackedPatterns
+from terrafirma.core.regions import RegionTable
 from terrafirma.core.weighting import Exponential, Gaussian, Tabulated
 from terrafirma.errors import BadFile, InvalidInput, NotFitted
 
@@ -12,16 +14,28 @@ from terrafirma.errors import BadFile, InvalidInput, NotFitted
 def test_reference_values(reference):
     """Every part of the bound, for every rho and delta, to 1e-9."""
     close = {"rtol": 1e-9, "atol": 1e-12}
+    keys = ("log_u", "log_z", "log_w", "log_mass", "log_P", "log_emprisk")
+    train = PackedPatterns.pack(reference["train_bits"])
+    table = RegionTable.build(train, reference["train_err"], keep_samples=True)
+    in_their_order = np.empty(len(table), dtype=np.int64)  # theirs: by first appearance
+    in_their_order[reference["inv_unique"]] = table.sample_region
+    np.testing.assert_array_equal(table.counts[in_their_order], reference["unique_counts"])
+    np.testing.assert_array_equal(table.error_sum[in_their_order], reference["unique_err"])
     for rho in reference["rhos"]:
-        exact = {key: reference[f"rho{rho:g}_exact_{key}"] for key in ("log_u", "log_w", "log_P", "log_emprisk")}
+        exact = {key: reference[f"rho{rho:g}_exact_{key}"] for key in keys}
+        known = np.isfinite(exact["log_z"])
+        np.testing.assert_allclose(log_z(Gaussian(rho), train.n_units)[known], exact["log_z"][known], **close)
+        (log_ws,) = log_w(table, [Gaussian(rho)])
+        np.testing.assert_allclose(log_ws[in_their_order], exact["log_w"], **close)
         est = SubfunctionBound(rho=rho, delta=0.001).fit(reference["train_bits"], reference["train_err"])
         assert est.log_u_ == pytest.approx(exact["log_u"], rel=1e-9)
-        assert len(est.regions_) == len(reference["unique_counts"])
-        assert est.regions_.counts.sum() == est.n_samples_ == len(reference["train_bits"])
+        assert len(est.regions_) == len(table)
+        assert est.n_samples_ == len(train)
         (sums,) = est._smoother.sums(PackedPatterns.pack(reference["test_bits"]))
         for j, delta in enumerate(reference["deltas"]):
             terms = bound_terms(sums, delta, est.n_samples_)
             np.testing.assert_allclose(terms.log_density, exact["log_P"], **close)
+            np.testing.assert_allclose(terms.log_density + est.log_u_, exact["log_mass"], **close)
             np.testing.assert_allclose(terms.log_risk, exact["log_emprisk"], **close)
             np.testing.assert_allclose(terms.log_gap, reference[f"rho{rho:g}_exact_log_gap"][:, j], **close)
             np.testing.assert_allclose(terms.log_bound, reference[f"rho{rho:g}_exact_log_bound"][:, j], **close)
