@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from terrafirma import metrics
-from terrafirma.errors import InvalidInput
+from terrafirma.errors import InvalidInput, UndefinedMetric
 from tests import naive
 from tests.conftest import DATA
 
@@ -182,20 +182,40 @@ def test_bootstrap_redraws_what_has_no_wrong_row():
         (lambda: metrics.aucea([1.0, 2.0], [0, np.nan]), r"errors must lie in \[0, 1\]"),
         (
             lambda: metrics.aucea([1.0, 2.0], [0, 1], thresholds=0),
-            r"thresholds must be a positive integer, 1000 as published",
+            r"thresholds must be an integer of at least 1. Got",
         ),
         (lambda: metrics.aucea([np.inf], [0], thresholds=5), r"at least one finite unreliability"),
-        (lambda: metrics.fpr_at_tpr([1.0, 2.0], [True, False], tpr=0), r"tpr must lie in \(0, 1\]. Got 0."),
+        (
+            lambda: metrics.fpr_at_tpr([1.0, 2.0], [True, False], tpr=0),
+            r"tpr must lie between 0 and 1 \(or 1: the share of wrong rows to refuse\). Got 0.",
+        ),
         (
             lambda: metrics.bootstrap(metrics.aucea, [1.0], [0], samples=0),
-            r"samples must be a positive integer. Got 0.",
+            r"samples must be an integer of at least 1. Got 0.",
         ),
         (
             lambda: metrics.bootstrap(metrics.aucea, [1.0], [0], confidence=1),
-            r"confidence must lie in \(0, 1\). Got 1.",
+            r"confidence must lie between 0 and 1 \(the share of such intervals that hold the true value\). Got 1.",
         ),
     ],
 )
 def test_bad_input_is_named(call, message):
     with pytest.raises(InvalidInput, match=message):
         call()
+
+
+def test_narrow_integers_are_numbers_of_thresholds():
+    scores, errors = [0.1, 0.2, 0.3], [0, 1, 0]
+    assert metrics.aucea(scores, errors, thresholds=np.uint8(255)) == metrics.aucea(scores, errors, thresholds=255)
+
+
+def test_a_bootstrap_that_is_never_defined_ends():
+    with pytest.raises(UndefinedMetric, match=r"metric must be defined on most draws of 2 rows. Got 0 of 300; give it"):
+        metrics.bootstrap(undefined_on_repeated_rows, [1.0, 2.0], [0, 1], samples=3)
+
+
+def undefined_on_repeated_rows(scores, wrong):
+    undefined_on_repeated_rows.calls = getattr(undefined_on_repeated_rows, "calls", 0) + 1
+    if undefined_on_repeated_rows.calls == 1:
+        return 0.5
+    raise UndefinedMetric("as a draw may be")

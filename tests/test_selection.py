@@ -128,3 +128,23 @@ def test_bad_sets_are_named(data):
     ):
         with pytest.raises(InvalidInput, match=message):
             call()
+
+
+def test_grids_may_come_one_by_one(data):
+    expected = select(*data, rhos=[2.0, 5.0], deltas=[0.1, 0.5])
+    found = select(*data, rhos=(r for r in (2.0, 5.0)), deltas=np.array([0.1, 0.5]))
+    np.testing.assert_array_equal(found.table, expected.table)
+
+
+def test_a_metric_cannot_change_the_errors(data):
+    def spoil(u, e):
+        e[:] = 0
+        return 0.0
+
+    with pytest.raises(ValueError, match="read-only"):
+        select(*data, rhos=[2.0], metric=spoil)
+
+
+def test_what_is_no_metric_is_named(data):
+    with pytest.raises(InvalidInput, match=r"metric must be 'aucea', 'auroc' or a function. Got \['aucea'\]."):
+        select(*data, metric=["aucea"])

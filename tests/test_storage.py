@@ -1,4 +1,5 @@
 import json
+import os
 
 import numpy as np
 import pytest
@@ -105,3 +106,29 @@ def test_files_get_the_usual_permissions(path, tmp_path):
     plain = tmp_path / "plain"
     plain.touch()
     assert path.stat().st_mode == plain.stat().st_mode
+
+
+def test_a_file_keeps_its_permissions(path):
+    path.chmod(0o664)
+    storage.write_arrays(path, "Thing", ARRAYS, {})
+    assert path.stat().st_mode & 0o777 == 0o664
+
+
+def test_read_only_files_and_pipes_are_left_alone(path, tmp_path):
+    path.chmod(0o444)
+    before = path.read_bytes()
+    with pytest.raises(BadFile, match="thing.safetensors cannot be written: it is read-only."):
+        storage.write_arrays(path, "Thing", {}, {})
+    assert path.read_bytes() == before
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(BadFile, match="pipe cannot be written: it is not a regular file."):
+        storage.write_arrays(tmp_path / "pipe", "Thing", ARRAYS, {})
+
+
+def test_errors_of_the_system_name_the_users_file(path, monkeypatch):
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(storage.os, "fsync", full)
+    with pytest.raises(OSError, match=r"No space left on device: '.*thing.safetensors'"):
+        storage.write_arrays(path, "Thing", ARRAYS, {})

@@ -16,5 +16,6 @@ def test_tensors_score_as_arrays(rng):
     np.testing.assert_array_equal(est.unreliability(torch.tensor(activations) > 0), expected)
     np.testing.assert_array_equal(est.unreliability(torch.tensor(activations).half()), expected)
     np.testing.assert_array_equal(est.unreliability(torch.tensor(activations, requires_grad=True)), expected)
+    np.testing.assert_array_equal(est.unreliability(torch.tensor(activations).bfloat16()), expected)
     with pytest.raises(InvalidInput, match="must be a rectangular array of numbers. Got Tensor .*; convert it first"):
-        est.unreliability(torch.tensor(activations).bfloat16())
+        est.unreliability(torch.tensor(activations).to_sparse())

@@ -13,13 +13,14 @@ Lower is better for ``aurc``, ``e_aurc``, ``augrc`` and ``fpr_at_tpr``, higher f
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from terrafirma.core._checks import as_array, check_errors
+from terrafirma.core._checks import as_array, check_count, check_errors, check_share
 from terrafirma.core.patterns import BoolArray, FloatArray, IntArray
 from terrafirma.errors import InvalidInput, UndefinedMetric
 
@@ -38,6 +39,8 @@ __all__ = [
     "risk_coverage",
     "roc",
 ]
+
+MOST_DRAWS = 100  # of a bootstrap, for each sample asked for
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,8 +160,8 @@ def aupr(unreliability: Any, wrong: Any) -> float:
 
 def fpr_at_tpr(unreliability: Any, wrong: Any, *, tpr: float = 0.95) -> float:
     """Share of right rows refused at the highest threshold that refuses at least ``tpr`` of the wrong ones."""
-    if not 0 < tpr <= 1:
-        raise InvalidInput(f"tpr must lie in (0, 1]. Got {tpr!r}.")
+    if tpr != 1:
+        tpr = check_share("tpr", tpr, "or 1: the share of wrong rows to refuse")
     curve = roc(unreliability, wrong)
     return float(curve.false_alarms[np.argmax(curve.hits >= tpr)])
 
@@ -198,22 +201,26 @@ def bootstrap(
     >>> print(bootstrap(auroc, rng.normal(size=500) + wrong, wrong))
     0.765 [0.711, 0.817]
     """
-    if not isinstance(samples, int | np.integer) or samples < 1:
-        raise InvalidInput(f"samples must be a positive integer. Got {samples!r}.")
-    if not 0 < confidence < 1:
-        raise InvalidInput(f"confidence must lie in (0, 1). Got {confidence!r}.")
+    samples = check_count("samples", samples, least=1)
+    confidence = check_share("confidence", confidence, "the share of such intervals that hold the true value")
     if not callable(metric):
         raise InvalidInput(f"metric must be a function such as metrics.auroc. Got {metric!r}.")
-    u, truth = as_array(unreliability, "unreliability"), as_array(truth, "truth")
+    u = _scores(unreliability)
+    truth = check_errors(truth, len(u), name="truth")
     value = metric(u, truth)
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(check_count("seed", seed, least=0))
     values: list[float] = []
-    while len(values) < samples:
+    for _ in range(MOST_DRAWS * samples):
         rows = rng.integers(len(u), size=len(u))
-        try:
+        with contextlib.suppress(UndefinedMetric):
             values.append(metric(u[rows], truth[rows]))
-        except UndefinedMetric:
-            continue
+        if len(values) == samples:
+            break
+    else:
+        raise UndefinedMetric(
+            f"metric must be defined on most draws of {len(u)} rows. Got {len(values)} of {MOST_DRAWS * samples}; "
+            "give it more rows."
+        )
     low, high = np.quantile(values, [(1 - confidence) / 2, (1 + confidence) / 2])
     return Interval(value, float(low), float(high), confidence)
 
@@ -234,8 +241,7 @@ def _roc_counts(unreliability: Any, wrong: Any) -> tuple[Roc, int, int]:
 
 def _published_counts(u: FloatArray, errors: FloatArray, thresholds: int) -> tuple[FloatArray, FloatArray]:
     """Rows accepted and their summed errors at each threshold of the published protocol."""
-    if not isinstance(thresholds, int | np.integer) or thresholds < 1:
-        raise InvalidInput(f"thresholds must be a positive integer, 1000 as published, or None. Got {thresholds!r}.")
+    thresholds = check_count("thresholds", thresholds, least=1)
     finite = u[np.isfinite(u)]
     if len(finite) == 0:
         raise UndefinedMetric("thresholds need at least one finite unreliability. Got none; leave thresholds=None.")

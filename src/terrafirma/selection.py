@@ -5,7 +5,7 @@ Implements a:algo. Distances do not depend on rho and delta: one pass over pairs
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from terrafirma import metrics
-from terrafirma.core._checks import check_delta, check_errors
+from terrafirma.core._checks import as_array, check_delta, check_errors
 from terrafirma.core.bound import Smoother, bound_terms
 from terrafirma.core.normalizers import normalize
 from terrafirma.core.patterns import FloatArray, PackedPatterns, as_patterns
@@ -90,6 +90,7 @@ def select(
     warn_if_all_active(X_train, table)
     val = as_patterns(X_val, n_units=table.n_units, name="X_val")
     errors = check_errors(errors_val, len(val), name="errors_val")
+    errors.setflags(write=False)  # a metric of the user's must not change what the next setting sees
     if len(val) == 0:
         raise InvalidInput("X_val must have at least one row to select on. Got none.")
     rhos = default_rhos(val, table) if rhos is None else _grid("rhos", rhos)
@@ -132,7 +133,7 @@ def default_rhos(val: PackedPatterns, table: RegionTable) -> tuple[float, ...]:
 
 
 def _grid(name: str, values: Sequence[float]) -> tuple[Any, ...]:
-    grid = tuple(np.ravel(np.asarray(values, dtype=object)).tolist())
+    grid = tuple(as_array(list(values) if isinstance(values, Iterable) else [values], name).ravel().tolist())
     if not grid:
         raise InvalidInput(f"{name} must have at least one value to try. Got none; leave it out for the default grid.")
     return grid
@@ -149,7 +150,7 @@ def _metric(metric: str | Metric, thresholds: int | None) -> Callable[[FloatArra
             raise InvalidInput("thresholds belongs to the named metrics. Got it with a function; leave it out.")
         return lambda unreliability, errors: _finite(metric(unreliability, errors))
     named: dict[str, Metric] = {"aucea": metrics.aucea, "auroc": metrics.auroc}
-    if metric not in named:
+    if not isinstance(metric, str) or metric not in named:
         raise InvalidInput(f"metric must be 'aucea', 'auroc' or a function. Got {metric!r}.")
     function = named[metric]
     return lambda unreliability, errors: function(unreliability, errors, thresholds=thresholds)

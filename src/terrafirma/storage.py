@@ -6,6 +6,7 @@ over all of it. Nothing in a file is ever executed, and an existing file is repl
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -45,6 +46,8 @@ def read_arrays(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, npt.
     if path.is_dir():
         raise BadFile(f"{path} is a folder. Load the file that save wrote.")
     try:
+        with path.open("rb"):  # the usual errors, where it is missing or must not be read
+            pass
         with safe_open(path, framework="numpy") as file:
             header = json.loads((file.metadata() or {}).get(KEY, "null"))
             _check_header(path, header, kind)
@@ -69,21 +72,36 @@ def read_arrays(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, npt.
 def write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
     """Replace a file by ``data`` at once: a crash half-way leaves the old file whole and no litter that counts."""
     path = Path(path).resolve()  # through a link, to the file itself
-    if path.is_dir() or not path.parent.is_dir():
-        raise BadFile(
-            f"{path} cannot be written: {'it is a folder' if path.is_dir() else 'its folder does not exist'}."
-        )
+    reason = _why_not_writable(path)
+    if reason:
+        raise BadFile(f"{path} cannot be written: {reason}.")
     temporary = path.with_name(f".terrafirma-{secrets.token_hex(8)}.tmp")
-    mode = path.stat().st_mode & 0o777 if path.exists() else 0o666
     try:
-        with os.fdopen(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode), "wb") as file:
+        with temporary.open("xb") as file:
+            if path.exists():
+                temporary.chmod(path.stat().st_mode & 0o777)
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            error.filename = str(path)  # what the user asked for
         raise
+
+
+def _why_not_writable(path: Path) -> str | None:
+    if not path.parent.is_dir():
+        return "its folder does not exist"
+    if path.is_dir():
+        return "it is a folder"
+    if path.exists() and not path.is_file():
+        return "it is not a regular file"
+    if path.exists() and not path.stat().st_mode & 0o222:
+        return "it is read-only"
+    return None
 
 
 def _check_header(path: Path, header: Any, kind: str) -> None:

@@ -96,3 +96,10 @@ def test_errors_are_one_sentence(tmp_path):
     assert run.returncode == 1
     assert "error: TERRAFIRMA_THREADS must be a positive integer. Got 'many'." in run.stderr
     assert "Traceback" not in run.stderr
+
+
+def test_help_and_version_load_nothing_that_computes():
+    code = "import sys; sys.argv = ['terrafirma', '--version']; from terrafirma.cli import main\n"
+    code += "try: main()\nexcept SystemExit: print([m for m in ('numba', 'sklearn', 'matplotlib') if m in sys.modules])"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.splitlines() == [f"terrafirma {terrafirma.__version__}", "[]"]

@@ -88,7 +88,7 @@ def test_the_risk_is_exact_where_it_is_nothing_beside_the_gap(rng):
     errors[0] = 1.0
     terms = terrafirma.SubfunctionBound(rho=10.0, delta=0.5).fit(X, errors).terms(X[1:2])
     log_k = -(M**2) / (2 * 10.0**2)
-    (log_w,) = terrafirma.SubfunctionBound(rho=10.0).fit(X, errors)._smoother.normalizers[0].log_w
+    (log_w,) = terrafirma.SubfunctionBound(rho=10.0).fit(X, errors)._fitted.smoother.normalizers[0].log_w
     assert terms.log_risk[0] == pytest.approx(log_k - log_w - np.log(50), rel=1e-13)
     assert -1000 < terms.log_risk[0] - terms.log_gap[0] < -800
     assert terms.log_bound[0] == terms.log_gap[0]

@@ -137,7 +137,7 @@ for M, n_queries, n in ((1, 1, 5), (70, 5, 33), (512, 9, 100), (1000, 2, 17)):
     Q, X = rng.random((n_queries, M)) < 0.5, rng.random((n, M)) < 0.5
     np.testing.assert_array_equal(histograms(Q, X), by_counting(Q, X))
     est = SubfunctionBound(rho=M / 8).fit(X, np.zeros(n))
-    density = np.log(by_counting(Q, X) @ np.exp(est._smoother.closeness.logs[0])) - est.log_u_
+    density = np.log(by_counting(Q, X) @ np.exp(est._fitted.smoother.closeness.logs[0])) - est.log_u_
     np.testing.assert_allclose(est.terms(Q).log_density, density, rtol=1e-12, atol=1e-12)
 print("lanes", _pairs.LANES)
 """
@@ -158,3 +158,20 @@ def test_machines_without_avx512(tmp_path, features, lanes):
     run = subprocess.run([sys.executable, "-c", PORTABLE], env=environment, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
     assert run.stdout.split() == ["lanes", str(lanes)]
+
+
+UNWRITABLE = """
+from numba.core import caching
+implementation = getattr(caching, "CacheImpl", None) or caching._CacheImpl  # by the version of numba
+implementation._locator_classes = []  # as where neither the package nor a home can be written to
+import numpy as np, terrafirma
+X = np.eye(9) > 0
+print(terrafirma.SubfunctionBound(rho=2.0).fit(X, np.zeros(9)).unreliability(X[:1]).shape)
+"""
+
+
+@pytest.mark.jit
+def test_without_a_place_for_compiled_code_it_is_compiled_anew():
+    run = subprocess.run([sys.executable, "-c", UNWRITABLE], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.split() == ["(1,)"]

@@ -11,6 +11,8 @@ from terrafirma.core.normalizers import log_u, log_w, log_z, normalize
 from terrafirma.core.patterns import PackedPatterns
 from terrafirma.core.regions import RegionTable
 from terrafirma.core.weighting import Exponential, Gaussian, Tabulated
+from terrafirma.errors import InvalidInput
+from terrafirma.scores.subfunction import SubfunctionBound
 from tests import naive
 
 weightings = st.one_of(
@@ -149,3 +151,57 @@ def test_many_weightings_at_once_are_each_alone(rng):
         (alone,) = normalize(table, [weighting])
         assert together.log_u == alone.log_u
         np.testing.assert_allclose(together.log_w, alone.log_w, rtol=1e-12)  # by histogram, and summed straight
+
+
+def test_narrow_integers_of_numpy_are_numbers_like_others():
+    """Arithmetic on them would wrap around, and loops run past their arrays."""
+    for M in (np.uint8(255), np.int16(255)):
+        assert log_u(Gaussian(2.0), M, np.uint8(10)) == log_u(Gaussian(2.0), 255, 10)
+        np.testing.assert_array_equal(log_z(Exponential(2.0), M), log_z(Exponential(2.0), 255))
+    np.testing.assert_array_equal(log_z(Exponential(2.0), 300, np.int8([1])), log_z(Exponential(2.0), 300, [1]))
+    np.testing.assert_array_equal(Gaussian(2.0).log_d(np.uint8(255)), Gaussian(2.0).log_d(255))
+
+
+@pytest.mark.parametrize("weighting", [Gaussian(3.0), Exponential(3.0), tabulated(Gaussian(3.0), 20)])
+def test_distances_of_any_shape(weighting):
+    table = log_z(weighting, 20)
+    assert log_z(weighting, 20, 3) == table[3]
+    np.testing.assert_array_equal(log_z(weighting, 20, [[0, 1], [19, 20]]), table[[[0, 1], [19, 20]]])
+    assert log_z(weighting, 20, []).shape == (0,)
+
+
+class Foreign:
+    """A weighting of the user's own."""
+
+    def __init__(self, values):
+        self.values = values
+
+    def log_d(self, M):
+        return self.values
+
+
+@pytest.mark.parametrize("values", [np.arange(13.0), np.full(13, np.nan), np.zeros(5), np.zeros(()), np.zeros((2, 13))])
+def test_weightings_of_ones_own_are_checked(values):
+    for function in (lambda: log_u(Foreign(values), 12, 10), lambda: log_z(Foreign(values), 12)):
+        with pytest.raises(InvalidInput, match="log_values must"):
+            function()
+    assert log_u(Foreign(-np.arange(13.0)), 12, 10) == pytest.approx(log_u(Exponential(1.0), 12, 10))
+
+
+def test_what_is_no_weighting_is_named():
+    with pytest.raises(InvalidInput, match=r"weighting must have log_d\(M\), as Gaussian.* Got 'gauss'."):
+        log_u("gauss", 12, 10)
+
+
+@pytest.mark.parametrize("distances", [[-1], [13], [0.5], ["a"]])
+def test_distances_must_lie_within_the_patterns(distances):
+    with pytest.raises(InvalidInput, match="distances must be integers from 0 to M = 12. Got "):
+        log_z(Gaussian(2.0), 12, distances)
+
+
+def test_strict_floating_point_settings_of_the_user_do_not_stop_us(rng):
+    X = rng.random((50, 30)) < 0.3
+    with np.errstate(all="raise"):
+        for weighting in (Gaussian(0.3), Exponential(1e-310), tabulated(Gaussian(0.5), 30)):
+            est = SubfunctionBound(weighting=weighting).fit(X, np.arange(50) < 5)
+            assert not np.isnan(est.unreliability(~X)).any()

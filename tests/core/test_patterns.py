@@ -94,7 +94,7 @@ def test_the_row_named_is_that_of_the_whole_input(monkeypatch):
         (np.zeros((2, 1), np.uint64), 65, r"shape \(n, 2\) for 65 units. Got uint64 of shape \(2, 1\); pack"),
         (np.zeros((2, 1), np.int64), 64, r"must be a uint64 array .* Got int64"),
         (np.zeros(2, np.uint64), 64, r"Got uint64 of shape \(2,\)"),
-        ([[0]], 64, r"Got list of shape"),
+        ([[0]], 64, r"Got int64 of shape \(1, 1\)"),
         (np.zeros((2, 1), np.uint64), 0, r"n_units must be an integer of at least 1. Got 0."),
         (np.full((1, 1), 2**5, np.uint64), 5, r"Bits beyond unit 5 must be 0. Got some that are set"),
     ],
@@ -107,3 +107,18 @@ def test_bad_words_are_named(words, n_units, message):
 def test_another_number_of_units_is_named():
     with pytest.raises(InvalidInput, match=r"X must have 4 units, as the training patterns. Got 3; record the same"):
         as_patterns(np.zeros((1, 3)), n_units=4)
+
+
+def test_a_mask_cannot_hide_bits_from_the_check():
+    full = np.full((3, 1), 2**64 - 1, dtype=np.uint64)
+    with pytest.raises(InvalidInput, match="words must have a value everywhere. Got masked entries"):
+        PackedPatterns(np.ma.array(full, mask=True), 1)
+    with pytest.raises(InvalidInput, match="Bits beyond unit 1 must be 0"):
+        PackedPatterns(np.ma.array(full, mask=False), 1)
+
+
+def test_sparse_matrices_are_told_what_to_do():
+    from scipy.sparse import csr_array
+
+    with pytest.raises(InvalidInput, match=r"convert it first, for example with toarray\(\)."):
+        PackedPatterns.pack(csr_array(np.eye(3)))

@@ -196,3 +196,37 @@ def test_layout_fills_with_zeros(rng):
     assert filled.shape == (2, 32, 3)
     np.testing.assert_array_equal(filled.reshape(64, 3)[:40], values)
     assert not filled.reshape(64, 3)[40:].any()
+
+
+def test_tables_cannot_be_written_to():
+    table = build(np.eye(3))
+    for array in (table.panels, table.counts, table.error_sum, table.panel_counts):
+        with pytest.raises(ValueError, match="read-only"):
+            array[:] = 7
+
+
+def test_arrays_handed_to_a_table_stay_the_users():
+    table = build(np.eye(3))
+    counts = table.counts.copy()
+    RegionTable(table.panels, 3, counts, table.error_sum)
+    counts[:] = 1  # still writable
+
+
+@pytest.mark.parametrize("rows", [[-1], [3], [0, 99]])
+def test_rows_that_do_not_exist_are_named(rows):
+    with pytest.raises(InvalidInput, match=r"regions must be numbers from 0 to 2. Got array"):
+        build(np.eye(3)).rows(np.array(rows))
+
+
+def test_only_tables_merge():
+    with pytest.raises(
+        InvalidInput, match=r"other must be a RegionTable. Got NoneType; make one with RegionTable.build."
+    ):
+        build(np.eye(3)).merge(None)
+
+
+@pytest.mark.parametrize("n_units", [0, 3.0, True])
+def test_the_number_of_units_is_checked(n_units):
+    table = build(np.eye(3))
+    with pytest.raises(InvalidInput, match="n_units must be an integer of at least 1. Got"):
+        RegionTable(table.panels, n_units, table.counts, table.error_sum)

@@ -36,10 +36,47 @@ def test_widths_must_be_positive(value):
         Exponential(value)
 
 
-@pytest.mark.parametrize("values", [[0.0, 1.0], [0.0, np.nan], [0.0, -np.inf], [[0.0]], [], "abc"])
+@pytest.mark.parametrize(
+    "values",
+    [
+        [0.0, 1.0],
+        [0.0, np.nan],
+        [0.0, -np.inf],
+        [[0.0]],
+        [],
+        "abc",
+        np.array([-128, 127], dtype=np.int8),  # whose difference wraps around
+        np.array(["0", "-1e4000"], dtype=np.longdouble),
+        [-1.7e308, -1.7e308],  # twice of which is infinite
+    ],
+)
 def test_tables_must_not_increase(values):
-    with pytest.raises(InvalidInput, match="one for each distance 0..M, that never increases. Got"):
+    message = r"log_values must be numbers within \+-1e\+300, one for each distance 0..M, that never increase. Got"
+    with pytest.raises(InvalidInput, match=message):
         Tabulated(values)
+
+
+def test_tables_of_narrow_integers():
+    assert Tabulated(np.array([5, 1], dtype=np.uint8)).log_d(1).tolist() == [5.0, 1.0]
+
+
+def test_equal_tables_are_equal():
+    assert Tabulated([0.0, -1.0]) == Tabulated(np.array([0, -1]))
+    assert hash(Tabulated([0.0, -1.0])) == hash(Tabulated([0.0, -1.0]))
+    assert Tabulated([0.0, -1.0]) != Tabulated([0.0, -2.0])
+    assert Tabulated([0.0, -1.0]) != Gaussian(1.0)
+
+
+def test_widths_of_narrow_floats_are_computed_in_double_precision():
+    assert type(Gaussian(np.longdouble(4)).rho) is float
+    np.testing.assert_array_equal(Exponential(np.float16(3)).log_d(4096), Exponential(3.0).log_d(4096))
+
+
+@pytest.mark.parametrize("M", [0, -5, 2.5, True, "12"])
+def test_sizes_must_be_positive_integers(M):
+    for weighting in (Gaussian(1.0), Exponential(1.0)):
+        with pytest.raises(InvalidInput, match="M must be an integer of at least 1. Got"):
+            weighting.log_d(M)
 
 
 def test_tables_must_fit_the_patterns():

@@ -38,3 +38,8 @@ def test_classes_have_no_order(rng):
 def test_bad_logits_are_named(logits):
     with pytest.raises(InvalidInput, match="logits must be"):
         entropy(logits)
+
+
+def test_logits_near_the_largest_floats():
+    assert entropy([[1e308, -1e308]]).tolist() == [0.0]
+    assert margin([[1.7e308, 1.7e308]]) == pytest.approx([1.0])

@@ -31,7 +31,7 @@ def test_reference_values(reference):
         assert est.log_u_ == pytest.approx(exact["log_u"], rel=1e-9)
         assert len(est.regions_) == len(table)
         assert est.n_samples_ == len(train)
-        (sums,) = est._smoother.sums(PackedPatterns.pack(reference["test_bits"]))
+        (sums,) = est._fitted.smoother.sums(PackedPatterns.pack(reference["test_bits"]))
         for j, delta in enumerate(reference["deltas"]):
             terms = bound_terms(sums, delta, est.n_samples_)
             np.testing.assert_allclose(terms.log_density, exact["log_P"], **close)
@@ -49,7 +49,7 @@ def test_the_published_implementation_is_ours_plus_a_constant(reference):
     for rho in reference["rhos"]:
         official = reference[f"rho{rho:g}_log_bound_official"].astype(np.float64)
         est = SubfunctionBound(rho=rho).fit(reference["train_bits"], reference["train_err"])
-        (sums,) = est._smoother.sums(PackedPatterns.pack(reference["test_bits"]))
+        (sums,) = est._fitted.smoother.sums(PackedPatterns.pack(reference["test_bits"]))
         ours = [bound_terms(sums, delta, est.n_samples_).log_bound for delta in reference["deltas"]]
         difference = (official - np.transpose(ours))[np.isfinite(official)]
         assert np.ptp(difference) < 2e-5  # single precision
@@ -222,3 +222,21 @@ def test_queries_of_another_width_are_named(data):
     est = terrafirma.SubfunctionBound(rho=4.0).fit(X, errors)
     with pytest.raises(InvalidInput, match="X must have 70 units, as the training patterns. Got 69; record the same"):
         est.unreliability(Q[:, :-1])
+
+
+def test_saving_while_another_thread_fits_writes_one_state(data, tmp_path):
+    """What is saved is read from one place: parts of two fits never mix."""
+    X, errors, _ = data
+    est = SubfunctionBound(rho=4.0).fit(X, errors)
+    other = SubfunctionBound(rho=4.0).fit(X[:50, :20], errors[:50])
+    est.regions_, est.n_units_ = other.regions_, other.n_units_  # as if a fit were half done
+    est.save(tmp_path / "bound")
+    assert SubfunctionBound.load(tmp_path / "bound").n_units_ == 70
+
+
+def test_an_equal_weighting_needs_no_new_fit(data):
+    X, errors, Q = data
+    est = SubfunctionBound(weighting=Tabulated(-np.arange(71.0))).fit(X, errors)
+    before = est.unreliability(Q)
+    est.weighting = Tabulated(-np.arange(71))
+    np.testing.assert_array_equal(est.unreliability(Q), before)

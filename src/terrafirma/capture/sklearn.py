@@ -30,6 +30,8 @@ def hidden_activations(mlp: MLPClassifier | MLPRegressor, X: Any) -> list[FloatA
         raise InvalidInput(
             f"X must be numbers of shape (n, {mlp.n_features_in_}), as in fitting the MLP. Got {h.dtype} of shape {h.shape}."
         )
+    if not np.isfinite(h).all():
+        raise InvalidInput("X must be finite. Got NaN or infinity; impute or drop such rows first.")
     layers = []
     for weights, bias in list(zip(mlp.coefs_, mlp.intercepts_, strict=True))[:-1]:
         h = np.maximum(h @ weights + bias, 0.0)

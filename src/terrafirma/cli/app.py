@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from terrafirma._version import __version__
-from terrafirma.cli import demo as demo_module
 
 __all__ = ["app"]
 
@@ -41,7 +40,9 @@ def demo(
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder for pictures and tables.")] = Path(
         "terrafirma-demo"
     ),
-    seed: Annotated[int, typer.Option(min=0, help="Seed of data, splits and networks.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**32 - 2, help="Seed of data, splits and networks.")] = 0,
 ) -> None:
     """Half moons shattered into linear regions, and digits that meet the unknown: under a minute, no download."""
-    demo_module.run(output, seed)
+    from terrafirma.cli import demo  # only now: it loads all that computes
+
+    demo.run(output, seed)

@@ -9,6 +9,7 @@
 ``sums``            over all training samples around a query
 ``_pairs``          distances between all pairs, in numba
 ``_kernels``        the other loops
+``_jit``            how they are compiled
 ``_threads``        the map that runs them
 ==================  =================================================
 

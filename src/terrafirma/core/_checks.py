@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from terrafirma.errors import InvalidInput
 
-__all__ = ["as_array", "check_count", "check_delta", "check_errors", "check_positive"]
+__all__ = ["as_array", "check_count", "check_delta", "check_errors", "check_positive", "check_share"]
 
 
 def as_array(value: Any, name: str) -> npt.NDArray[Any]:
@@ -18,6 +18,8 @@ def as_array(value: Any, name: str) -> npt.NDArray[Any]:
     try:
         if hasattr(value, "detach"):
             value = value.detach().cpu()
+            if str(value.dtype) == "torch.bfloat16":  # numpy has no such type
+                value = value.float()
         array = np.asarray(value)
     except (ValueError, TypeError, RuntimeError) as error:
         shown = f"{type(value).__name__} ({error})"
@@ -48,10 +50,11 @@ def check_errors(errors: Any, n: int, name: str = "errors") -> npt.NDArray[np.fl
     return values
 
 
-def check_positive(name: str, value: Any, meaning: str) -> None:
-    """Raise unless ``value`` is a positive finite number."""
+def check_positive(name: str, value: Any, meaning: str) -> float:
+    """``value`` as a positive finite float."""
     if not 0 < _number(value) < math.inf:
         raise InvalidInput(f"{name} must be a positive float ({meaning}). Got {_shown(value)}.")
+    return float(value)
 
 
 def check_delta(delta: Any) -> None:
@@ -62,10 +65,18 @@ def check_delta(delta: Any) -> None:
         )
 
 
-def check_count(name: str, value: Any, least: int) -> None:
-    """Raise unless ``value`` is an integer of at least ``least``."""
+def check_count(name: str, value: Any, least: int) -> int:
+    """``value`` as an int of at least ``least``; narrow integers of numpy would wrap around in arithmetic."""
     if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < least:
         raise InvalidInput(f"{name} must be an integer of at least {least}. Got {_shown(value)}.")
+    return int(value)
+
+
+def check_share(name: str, value: Any, meaning: str) -> float:
+    """``value`` as a float between 0 and 1, exclusive."""
+    if not 0 < _number(value) < 1:
+        raise InvalidInput(f"{name} must lie between 0 and 1 ({meaning}). Got {_shown(value)}.")
+    return float(value)
 
 
 def _number(value: Any) -> float:

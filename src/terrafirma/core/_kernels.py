@@ -6,11 +6,9 @@ import math
 from typing import Any
 
 import numpy as np
-from numba import njit
 
+from terrafirma.core._jit import kernel
 from terrafirma.core.patterns import BoolArray, FloatArray, IntArray, WordArray
-
-kernel = njit(nogil=True, cache=True, boundscheck=False)
 
 
 @kernel

@@ -31,10 +31,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from llvmlite import binding, ir
-from numba import config, njit, types
+from numba import config, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from terrafirma.core._jit import kernel
 from terrafirma.core.patterns import PANEL, CountArray, FloatArray, WordArray
 
 __all__ = ["QUERIES", "ROWS", "add_weights", "count_histograms", "value_histograms"]
@@ -42,8 +43,6 @@ __all__ = ["QUERIES", "ROWS", "add_weights", "count_histograms", "value_histogra
 ROWS = PANEL  # patterns in a training panel
 STRIP_WORDS = 1 << 14  # words of the training panels that one strip holds: 128 kB
 DistanceArray = npt.NDArray[np.uint32]
-
-kernel = njit(nogil=True, cache=True, boundscheck=False)
 
 
 # ------------------------------------------------------------------------------------------------ the tile, in LLVM IR

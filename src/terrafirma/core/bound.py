@@ -101,12 +101,14 @@ class Smoother:
         log_scale = log_values.max(axis=1, keepdims=True, initial=-np.inf)
         log_scale[np.isneginf(log_scale)] = 0.0
         words = table.rows(wrong).words
+        with np.errstate(under="ignore"):
+            wrong_values = fill_panels(np.exp(log_values - log_scale).T)
         return cls(
             table=table,
             normalizers=normalizers,
             closeness=DistanceTables.of(np.array([weighting.log_d(table.n_units) for weighting in weightings])),
             wrong_panels=lay_out(words, np.arange(len(words))),
-            wrong_values=fill_panels(np.exp(log_values - log_scale).T),
+            wrong_values=wrong_values,
             log_scale=log_scale,
         )
 
@@ -132,4 +134,5 @@ def log_gap_constant(delta: float, N: int) -> float:
 def bound_terms(sums: KernelSums, delta: float, N: int) -> BoundTerms:
     """The bound at each query. Implements eq:true_error_bound."""
     log_gap = log_gap_constant(delta, N) - sums.log_density
-    return BoundTerms(sums.log_density, sums.log_risk, log_gap, np.logaddexp(sums.log_risk, log_gap))
+    with np.errstate(under="ignore"):
+        return BoundTerms(sums.log_density, sums.log_risk, log_gap, np.logaddexp(sums.log_risk, log_gap))

@@ -26,7 +26,7 @@ from terrafirma.core._threads import Map, threads
 from terrafirma.core.patterns import FloatArray, IntArray
 from terrafirma.core.regions import RegionTable
 from terrafirma.core.sums import DistanceTables, log_sums, occupied_distances
-from terrafirma.core.weighting import Exponential, Gaussian, Weighting
+from terrafirma.core.weighting import Exponential, Gaussian, Weighting, exact
 from terrafirma.errors import InvalidInput
 
 __all__ = ["Normalizers", "log_u", "log_w", "log_z", "normalize"]
@@ -73,10 +73,10 @@ def log_u(weighting: Weighting, M: int, N: int) -> float:
     >>> round(log_u(Gaussian(rho=16.0), M=2048, N=1000), 1)
     706.9
     """
-    check_count("M", M, least=1)
-    check_count("N", N, least=1)
+    M, N = check_count("M", M, least=1), check_count("N", N, least=1)
+    weighting = exact(weighting, M)
     if type(weighting) is Gaussian:
-        return math.log(N) + float(_kernels.log_binomial_sum(M, 0.0, float(weighting.rho), 0.5, _log_factorials(M)))
+        return math.log(N) + float(_kernels.log_binomial_sum(M, 0.0, weighting.rho, 0.5, _log_factorials(M)))
     if type(weighting) is Exponential:
         return math.log(N) + M * math.log1p(math.exp(-1.0 / weighting.tau))
     return math.log(N) + float(logsumexp(_log_binomials(M) + weighting.log_d(M)))
@@ -103,24 +103,22 @@ def log_z(weighting: Weighting, M: int, distances: IntArray | None = None) -> Fl
     array([1.8947, 1.1586, 0.4205])
 
     """
-    check_count("M", M, least=1)
-    a = np.arange(M + 1) if distances is None else as_array(distances, "distances")
-    if a.dtype.kind not in "iu" or ((a < 0) | (a > M)).any():
-        raise InvalidInput(f"distances must be integers from 0 to M = {M}. Got {a.dtype} with others.")
-    if type(weighting) is Gaussian:
-        rho, factorials = float(weighting.rho), _log_factorials(M)
-        return np.array(
-            [
-                _kernels.log_binomial_sum(int(x), -x / 2, rho, 1.0, factorials)
-                + _kernels.log_binomial_sum(int(M - x), x / 2, rho, 1.0, factorials)
-                for x in a.tolist()
-            ]
-        )
+    M = check_count("M", M, least=1)
+    weighting = exact(weighting, M)
+    asked = np.arange(M + 1) if distances is None else as_array(distances, "distances")
+    if asked.size and (asked.dtype.kind not in "iu" or ((asked < 0) | (asked > M)).any()):
+        raise InvalidInput(f"distances must be integers from 0 to M = {M}. Got {distances!r:.80}.")
+    flat = asked.astype(np.int64).ravel()
     if type(weighting) is Exponential:
-        tau = weighting.tau
-        return np.asarray(a * math.log(2.0) - a / tau + (M - a) * math.log1p(math.exp(-2.0 / tau)))
-    log_d = weighting.log_d(M)
-    return np.array([_log_z_double_sum(log_d, M, x) for x in a.tolist()])
+        with np.errstate(over="ignore", under="ignore"):
+            logs = flat * math.log(2.0) - flat / weighting.tau + (M - flat) * math.log1p(math.exp(-2.0 / weighting.tau))
+    elif type(weighting) is Gaussian:
+        rho, factorials = weighting.rho, _log_factorials(M)
+        logs = np.array([_log_z_separated(rho, M, a, factorials) for a in flat.tolist()])
+    else:
+        log_d = weighting.log_d(M)
+        logs = np.array([_log_z_double_sum(log_d, M, a) for a in flat.tolist()])
+    return logs.reshape(asked.shape)
 
 
 def log_w(
@@ -155,8 +153,16 @@ def _log_binomials(M: int) -> FloatArray:
     return np.asarray(factorials[M] - factorials - factorials[::-1])
 
 
+def _log_z_separated(rho: float, M: int, a: int, factorials: FloatArray) -> float:
+    """The product of two single sums, for the Gaussian."""
+    differing = _kernels.log_binomial_sum(a, -a / 2, rho, 1.0, factorials)
+    others = _kernels.log_binomial_sum(M - a, a / 2, rho, 1.0, factorials)
+    return float(differing + others)
+
+
 def _log_z_double_sum(log_d: FloatArray, M: int, a: int) -> float:
     """``sum_c sum_e C(a, c) C(M-a, e) d(c+e) d(a-c+e)``: c of the a differing bits are flipped, e of the others."""
     c, e = np.arange(a + 1)[:, None], np.arange(M - a + 1)[None, :]
     terms = _log_binomials(a)[:, None] + _log_binomials(M - a)[None, :] + log_d[c + e] + log_d[a - c + e]
-    return float(logsumexp(terms))
+    with np.errstate(under="ignore"):
+        return float(logsumexp(terms))

@@ -62,19 +62,17 @@ class PackedPatterns:
     n_units: int
 
     def __post_init__(self) -> None:
-        check_count("n_units", self.n_units, least=1)
-        object.__setattr__(self, "n_units", int(self.n_units))
+        object.__setattr__(self, "n_units", check_count("n_units", self.n_units, least=1))
+        object.__setattr__(self, "words", as_array(self.words, "words"))
         self.check()
 
     def check(self) -> None:
         """Raise unless words and units fit each other; the kernels rely on it."""
-        shape = np.shape(self.words)
         n_words = words_per_row(self.n_units)
-        if getattr(self.words, "dtype", None) != np.uint64 or len(shape) != 2 or shape[1] != n_words:
+        if self.words.dtype != np.uint64 or self.words.ndim != 2 or self.words.shape[1] != n_words:
             raise InvalidInput(
                 f"words must be a uint64 array of shape (n, {n_words}) for {self.n_units} units. "
-                f"Got {getattr(self.words, 'dtype', type(self.words).__name__)} of shape {shape}; "
-                "pack activations with PackedPatterns.pack."
+                f"Got {self.words.dtype} of shape {self.words.shape}; pack activations with PackedPatterns.pack."
             )
         used = self.n_units % WORD
         if used and (self.words[:, -1] >> np.uint64(used)).any():
@@ -102,7 +100,7 @@ class PackedPatterns:
     @classmethod
     def empty(cls, n_units: int) -> PackedPatterns:
         """No pattern at all, of ``n_units`` units."""
-        check_count("n_units", n_units, least=1)
+        n_units = check_count("n_units", n_units, least=1)
         return cls(np.zeros((0, words_per_row(n_units)), dtype=np.uint64), n_units)
 
     def to_bool(self) -> BoolArray:
@@ -169,8 +167,9 @@ def as_patterns(X: Any, *, n_units: int | None = None, name: str = "X") -> Packe
 def _checked_array(patterns: Any) -> npt.NDArray[Any]:
     X = as_array(patterns, "Patterns")
     if X.dtype.kind not in "bfiu":
+        remedy = "toarray()" if hasattr(patterns, "toarray") else "astype(float)"
         raise InvalidInput(
-            f"Patterns must be {TYPES}. Got dtype {X.dtype}; convert it first, for example with astype(float)."
+            f"Patterns must be {TYPES}. Got dtype {X.dtype}; convert it first, for example with {remedy}."
         )
     if X.ndim != 2:
         raise InvalidInput(

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from terrafirma.core import _kernels
-from terrafirma.core._checks import as_array, check_errors
+from terrafirma.core._checks import as_array, check_count, check_errors
 from terrafirma.core.patterns import (
     PANEL,
     WORD,
@@ -71,7 +71,9 @@ class RegionTable:
     sample_region: IntArray | None = None
 
     def __post_init__(self) -> None:
-        L, W, spare = len(self.counts), words_per_row(self.n_units), self.n_units % WORD
+        n_units = check_count("n_units", self.n_units, least=1)
+        object.__setattr__(self, "n_units", n_units)
+        L, W, spare = len(self.counts), words_per_row(n_units), n_units % WORD
         panels = (-(-L // PANEL), W, PANEL)
         for name, value, dtype, shape in (
             ("panels", self.panels, np.uint64, panels),
@@ -83,6 +85,9 @@ class RegionTable:
                     f"{name} must be a contiguous {dtype.__name__} array of shape {shape}. "
                     f"Got {value.dtype} of shape {value.shape}; make tables with RegionTable.build."
                 )
+            kept = value.view()
+            kept.setflags(write=False)  # what has been derived from it would no longer be true
+            object.__setattr__(self, name, kept)
         if (self.counts < 1).any() or self.counts.sum(dtype=np.float64) >= MOST_SAMPLES:
             raise InvalidInput("counts must be positive, and their sum below 2^62. Got others; look for an overflow.")
         if not ((self.error_sum >= 0) & (self.error_sum <= self.counts * (1 + 1e-9))).all():
@@ -151,6 +156,10 @@ class RegionTable:
         Label counts and the region of each sample (first all of this table's samples, then all of the other's) are kept
         where both tables have them; a table without samples takes nothing away.
         """
+        if not isinstance(other, RegionTable):
+            raise InvalidInput(
+                f"other must be a RegionTable. Got {type(other).__name__}; make one with RegionTable.build."
+            )
         if self.n_units != other.n_units:
             raise InvalidInput(
                 f"Tables to merge must have patterns of one size. Got {self.n_units} and {other.n_units} units; "
@@ -179,6 +188,8 @@ class RegionTable:
 
     def rows(self, regions: IntArray) -> PackedPatterns:
         """The patterns of some regions, as a copy."""
+        if len(regions) and not (regions.min() >= 0 and regions.max() < len(self)):
+            raise InvalidInput(f"regions must be numbers from 0 to {len(self) - 1}. Got {regions!r:.80}.")
         return PackedPatterns(self.panels[regions // PANEL, :, regions % PANEL], self.n_units)
 
     @cached_property
@@ -240,6 +251,7 @@ def lay_out(words: WordArray, rows: IntArray) -> WordArray:
         target[:whole] = part[: whole * PANEL].reshape(whole, PANEL, W).transpose(0, 2, 1)
         if whole * PANEL < len(part):
             target[whole, :, : len(part) - whole * PANEL] = part[whole * PANEL :].T
+    panels.setflags(write=False)
     return panels
 
 
@@ -265,6 +277,7 @@ def fill_panels(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     n = len(values)
     filled = np.zeros((-(-n // PANEL) * PANEL, *values.shape[1:]), dtype=values.dtype)
     filled[:n] = values
+    filled.setflags(write=False)
     return filled.reshape(-1, PANEL, *values.shape[1:])
 
 

@@ -54,8 +54,10 @@ class DistanceTables:
     def of(cls, logs: FloatArray) -> DistanceTables:
         """Tables of these logs."""
         base = float(logs.max())
-        scaled = np.ldexp(np.exp((logs[0] - base) / 2), HALF_SCALE) ** 2 if len(logs) == 1 else None
-        return cls(logs, base, scaled)
+        if len(logs) > 1:
+            return cls(logs, base, None)
+        with np.errstate(under="ignore"):
+            return cls(logs, base, np.ldexp(np.exp((logs[0] - base) / 2), HALF_SCALE) ** 2)
 
 
 def distance_histograms(

@@ -12,11 +12,13 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from terrafirma.core._checks import as_array, check_positive
+from terrafirma.core._checks import as_array, check_count, check_positive
 from terrafirma.core.patterns import FloatArray
 from terrafirma.errors import InvalidInput
 
-__all__ = ["Exponential", "Gaussian", "Tabulated", "Weighting", "exact"]
+__all__ = ["Exponential", "Gaussian", "Tabulated", "Weighting", "check_weighting", "exact"]
+
+LARGEST_LOG = 1e300  # sums of logs stay finite
 
 
 @runtime_checkable
@@ -39,12 +41,12 @@ class Gaussian:
     rho: float
 
     def __post_init__(self) -> None:
-        check_positive("rho", self.rho, "the kernel's width in bits")
+        object.__setattr__(self, "rho", check_positive("rho", self.rho, "the kernel's width in bits"))
 
     def log_d(self, M: int) -> FloatArray:
         """Logs of the closeness at distances 0..M."""
-        with np.errstate(over="ignore"):
-            return np.asarray(-0.5 * np.square(np.arange(M + 1) / self.rho))
+        with np.errstate(over="ignore", under="ignore"):
+            return np.asarray(-0.5 * np.square(np.arange(check_count("M", M, least=1) + 1) / self.rho))
 
 
 @dataclass(frozen=True)
@@ -58,12 +60,13 @@ class Exponential:
     tau: float
 
     def __post_init__(self) -> None:
-        check_positive("tau", self.tau, "the distance in bits over which closeness falls by e")
+        tau = check_positive("tau", self.tau, "the distance in bits over which closeness falls by e")
+        object.__setattr__(self, "tau", tau)
 
     def log_d(self, M: int) -> FloatArray:
         """Logs of the closeness at distances 0..M."""
-        with np.errstate(over="ignore"):
-            return np.asarray(-np.arange(M + 1) / self.tau)
+        with np.errstate(over="ignore", under="ignore"):
+            return np.asarray(-np.arange(check_count("M", M, least=1) + 1) / self.tau)
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,16 +80,23 @@ class Tabulated:
     log_values: Any
 
     def __post_init__(self) -> None:
-        log_values = as_array(self.log_values, "log_values")
-        valid = log_values.ndim == 1 and len(log_values) > 1 and log_values.dtype.kind in "fiu"
-        if not valid or not np.isfinite(log_values).all() or (np.diff(log_values) > 0).any():
+        given = as_array(self.log_values, "log_values")
+        valid = given.ndim == 1 and len(given) > 1 and given.dtype.kind in "fiu"
+        with np.errstate(over="ignore"):
+            log_values = given.astype(np.float64) if valid else np.array([np.nan])  # a copy
+        if not (np.abs(log_values) < LARGEST_LOG).all() or (np.diff(log_values) > 0).any():
             raise InvalidInput(
-                "log_values must be a list of finite numbers, one for each distance 0..M, that never increases. "
+                f"log_values must be numbers within +-{LARGEST_LOG:g}, one for each distance 0..M, that never increase. "
                 f"Got {self.log_values!r:.80}."
             )
-        log_values = log_values.astype(np.float64)  # a copy
         log_values.setflags(write=False)
         object.__setattr__(self, "log_values", log_values)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Tabulated) and np.array_equal(self.log_values, other.log_values)
+
+    def __hash__(self) -> int:
+        return hash(self.log_values.tobytes())
 
     def log_d(self, M: int) -> FloatArray:
         """Logs of the closeness at distances 0..M."""
@@ -102,4 +112,13 @@ def exact(weighting: Weighting, M: int) -> Weighting:
     """The weighting itself where it is one of ours; else, or for a class derived from ours, its checked table."""
     if type(weighting) in {Gaussian, Exponential}:
         return weighting
+    check_weighting(weighting)
     return Tabulated(Tabulated(weighting.log_d(M)).log_d(M))
+
+
+def check_weighting(weighting: Any) -> None:
+    """Raise unless ``weighting`` can tell its values."""
+    if not isinstance(weighting, Weighting) or isinstance(weighting, type):
+        raise InvalidInput(
+            f"weighting must have log_d(M), as Gaussian, Exponential and Tabulated do. Got {weighting!r:.80}."
+        )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from scipy.special import logsumexp
+from scipy.special import entr, logsumexp
 
 from terrafirma.core._checks import as_array
 from terrafirma.core.patterns import FloatArray
@@ -24,8 +24,7 @@ def max_response(logits: Any) -> FloatArray:
     >>> max_response([[100.0, 0.0], [50.0, 0.0]])
     array([3.72007598e-44, 1.92874985e-22])
     """
-    ordered = _sorted(logits)
-    return np.asarray(np.exp(ordered[:, :-1] - logsumexp(ordered, axis=1, keepdims=True)).sum(axis=1))
+    return np.asarray(_others(logits).sum(axis=1))
 
 
 def entropy(logits: Any) -> FloatArray:
@@ -34,11 +33,9 @@ def entropy(logits: Any) -> FloatArray:
     >>> entropy([[0.0, 0.0]])
     array([0.69314718])
     """
-    ordered = _sorted(logits)
-    log_p = ordered[:, :-1] - logsumexp(ordered, axis=1, keepdims=True)
-    others = np.exp(log_p)
+    others = _others(logits)
     rest = np.minimum(others.sum(axis=1), 1.0)
-    return np.asarray(-(others * log_p).sum(axis=1) - (1.0 - rest) * np.log1p(-rest))
+    return np.asarray(entr(others).sum(axis=1) - (1.0 - rest) * np.log1p(-rest))
 
 
 def margin(logits: Any) -> FloatArray:
@@ -47,13 +44,12 @@ def margin(logits: Any) -> FloatArray:
     >>> margin([[0.0, 0.0], [0.0, 100.0]])
     array([1.00000000e+00, 7.44015195e-44])
     """
-    ordered = _sorted(logits)
-    others = np.exp(ordered[:, :-1] - logsumexp(ordered, axis=1, keepdims=True))
+    others = _others(logits)
     return np.asarray(others.sum(axis=1) + others[:, -1])
 
 
-def _sorted(logits: Any) -> FloatArray:
-    """Logits as float64, each row rising, so that sums run from the small to the large."""
+def _others(logits: Any) -> FloatArray:
+    """Probabilities of all classes but the most probable, rising, so that sums run from the small to the large."""
     values = as_array(logits, "logits")
     if values.dtype.kind not in "fiu" or values.ndim != 2 or values.shape[1] < 2:
         raise InvalidInput(
@@ -62,4 +58,7 @@ def _sorted(logits: Any) -> FloatArray:
     values = values.astype(np.float64)
     if not np.isfinite(values).all():
         raise InvalidInput("logits must be finite. Got NaN or infinity; look for an overflow in the network.")
-    return np.sort(values, axis=1)
+    with np.errstate(over="ignore", under="ignore"):
+        ordered = np.sort(values, axis=1)
+        ordered -= ordered[:, -1:]
+        return np.asarray(np.exp(ordered[:, :-1] - logsumexp(ordered, axis=1, keepdims=True)))

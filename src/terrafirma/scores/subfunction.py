@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,12 +18,21 @@ from terrafirma.core.bound import BoundTerms, Smoother, bound_terms
 from terrafirma.core.normalizers import Normalizers, log_u, normalize
 from terrafirma.core.patterns import FloatArray, PackedPatterns, as_patterns
 from terrafirma.core.regions import RegionTable, lay_out
-from terrafirma.core.weighting import Exponential, Gaussian, Tabulated, Weighting, exact
+from terrafirma.core.weighting import Exponential, Gaussian, Tabulated, Weighting, check_weighting, exact
 from terrafirma.errors import BadFile, InvalidInput, NotFitted
 
 __all__ = ["SubfunctionBound"]
 
 KIND = "SubfunctionBound"
+
+
+@dataclass(frozen=True, eq=False)
+class _Fitted:
+    """What ``fit`` learned: the smoother, the weighting as it was given, and as it was used."""
+
+    smoother: Smoother
+    weighting: Weighting
+    kernel: Weighting
 
 
 class SubfunctionBound:
@@ -101,17 +111,17 @@ class SubfunctionBound:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the fitted estimator to a file (safetensors with a JSON header)."""
-        self._check_fitted("save")
-        (norm,) = self._smoother.normalizers
+        fitted = self._check_fitted("save")
+        table, (norm,) = fitted.smoother.table, fitted.smoother.normalizers
         arrays = {
-            "words": self.regions_.patterns.words,
-            "counts": self.regions_.counts,
-            "error_sum": self.regions_.error_sum,
+            "words": table.patterns.words,
+            "counts": table.counts,
+            "error_sum": table.error_sum,
             "log_w": norm.log_w,
         }
         check_delta(self.delta)
-        settings = {"delta": float(self.delta), "n_units": self.n_units_}
-        match self._kernel:
+        settings = {"delta": float(self.delta), "n_units": table.n_units}
+        match fitted.kernel:
             case Gaussian(rho):
                 settings["gaussian"] = float(rho)
             case Exponential(tau):
@@ -164,9 +174,8 @@ class SubfunctionBound:
         return f"<SubfunctionBound(rho={self.rho!r}, delta={self.delta!r}{other}){fitted}>"
 
     def _terms(self, X: Any, method: str) -> BoundTerms:
-        self._check_fitted(method)
+        smoother = self._check_fitted(method).smoother
         check_delta(self.delta)
-        smoother = self._smoother  # one for all, should another thread fit meanwhile
         (sums,) = smoother.sums(as_patterns(X, n_units=smoother.table.n_units))
         return bound_terms(sums, self.delta, smoother.table.n_samples)
 
@@ -176,27 +185,25 @@ class SubfunctionBound:
         self.log_u_ = norm.log_u
         self.n_samples_ = table.n_samples
         self.n_units_ = table.n_units
-        self._weighting, self._kernel = weighting, kernel
-        self._smoother = smoother
+        self._fitted = _Fitted(smoother, weighting, kernel)  # at once, should another thread use it meanwhile
         return self
 
     def _checked_weighting(self) -> Weighting:
         if self.weighting is None:
             return Gaussian(self.rho)
-        if not isinstance(self.weighting, Weighting) or isinstance(self.weighting, type):
-            raise InvalidInput(
-                f"weighting must have log_d(M), as Gaussian, Exponential and Tabulated do. Got {self.weighting!r}."
-            )
+        check_weighting(self.weighting)
         return self.weighting
 
-    def _check_fitted(self, method: str) -> None:
-        if not hasattr(self, "regions_"):
+    def _check_fitted(self, method: str) -> _Fitted:
+        if not hasattr(self, "_fitted"):
             raise NotFitted(f"SubfunctionBound is not fitted. Call fit(X, errors) before {method}.")
-        if self._checked_weighting() != self._weighting:
+        fitted = self._fitted
+        if self._checked_weighting() != fitted.weighting:
             raise NotFitted(
-                f"SubfunctionBound was fitted with {self._weighting!r} and now has {self._checked_weighting()!r}. "
+                f"SubfunctionBound was fitted with {fitted.weighting!r} and now has {self._checked_weighting()!r}. "
                 f"Call fit(X, errors) again before {method}; only delta may change without it."
             )
+        return fitted
 
 
 def warn_if_all_active(X: Any, table: RegionTable) -> None:
