@@ -206,7 +206,9 @@ def bootstrap(
     if not callable(metric):
         raise InvalidInput(f"metric must be a function such as metrics.auroc. Got {metric!r}.")
     u = _scores(unreliability)
-    truth = check_errors(truth, len(u), name="truth")
+    truth = as_array(truth, "truth")
+    if truth.shape[:1] != u.shape:
+        raise InvalidInput(f"truth must have {len(u)} rows, as unreliability. Got shape {truth.shape}.")
     value = metric(u, truth)
     rng = np.random.default_rng(check_count("seed", seed, least=0))
     values: list[float] = []

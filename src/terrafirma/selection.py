@@ -14,11 +14,12 @@ import numpy.typing as npt
 
 from terrafirma import metrics
 from terrafirma.core._checks import as_array, check_delta, check_errors
+from terrafirma.core._threads import row_ranges
 from terrafirma.core.bound import Smoother, bound_terms
 from terrafirma.core.normalizers import normalize
 from terrafirma.core.patterns import FloatArray, PackedPatterns, as_patterns
 from terrafirma.core.regions import RegionTable
-from terrafirma.core.sums import distance_histograms
+from terrafirma.core.sums import CHUNK_BYTES, distance_histograms
 from terrafirma.core.weighting import Gaussian
 from terrafirma.errors import InvalidInput
 from terrafirma.scores.subfunction import SubfunctionBound, warn_if_all_active
@@ -107,10 +108,6 @@ def select(
         for rho, at_rho in zip(rhos, sums, strict=True)
         for delta in deltas
     ]
-    if not np.isfinite([value for *_, value in rows]).all():
-        raise InvalidInput(
-            "metric must be finite for every setting. Got NaN or infinity; choose one defined on these errors."
-        )
     grid = np.rec.array(rows, dtype=[("rho", np.float64), ("delta", np.float64), ("metric", np.float64)])
     first = int(np.argmax(grid.metric))
     rho, delta = rows[first][:2]
@@ -123,12 +120,16 @@ def default_rhos(val: PackedPatterns, table: RegionTable) -> tuple[float, ...]:
 
     Distances of at most 1000 validation rows, evenly spaced, decide.
     """
-    step = -(-len(val) // RHO_ROWS)
-    histograms = distance_histograms(val[::step], table.panels, table.panel_counts)
-    nearest = np.median((histograms > 0).argmax(axis=1))
-    cumulated = np.cumsum(histograms.sum(axis=0))
+    sample = val[:: -(-len(val) // RHO_ROWS)]
+    nearest = np.empty(len(sample))
+    by_distance = np.zeros(table.n_units + 1)
+    for rows in row_ranges(len(sample), max(1, CHUNK_BYTES // by_distance.nbytes)):
+        histograms = distance_histograms(sample[rows], table.panels, table.panel_counts)
+        nearest[rows] = (histograms > 0).argmax(axis=1)
+        by_distance += histograms.sum(axis=0)
+    cumulated = np.cumsum(by_distance)
     median = np.searchsorted(cumulated, cumulated[-1] / 2)
-    low = max(float(nearest), 1.0)
+    low = max(float(np.median(nearest)), 1.0)
     return tuple(np.geomspace(low, max(float(median), low), N_RHOS).tolist())
 
 

@@ -117,7 +117,7 @@ def score(X, errors, Q):
 def test_chunks_and_threads_do_not_matter(fitted, monkeypatch):
     X, errors, Q, expected = fitted
     for size, work, workers in ((1, 0, "3"), (20_000, 0, "2"), (1 << 30, 1 << 40, "1")):
-        monkeypatch.setattr(sums, "HISTOGRAM_BYTES", size)
+        monkeypatch.setattr(sums, "CHUNK_BYTES", size)
         monkeypatch.setattr(sums, "SMALL_WORK", work)
         monkeypatch.setenv("TERRAFIRMA_THREADS", workers)
         np.testing.assert_array_equal(score(X, errors, Q), expected)

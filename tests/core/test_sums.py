@@ -1,12 +1,15 @@
-"""Sums around queries: straight from a table, or by histogram, they are the same."""
+"""Sums around queries: exact whatever their logs, the chunks, the threads and the mapper."""
+
+import multiprocessing
 
 import numpy as np
 import pytest
 
 from terrafirma.core import sums
+from terrafirma.core._threads import serial, threads
 from terrafirma.core.patterns import PackedPatterns
 from terrafirma.core.regions import RegionTable, fill_panels
-from terrafirma.core.sums import DistanceTables, log_sums
+from terrafirma.core.sums import log_sums, occupied_distances
 from terrafirma.core.weighting import Gaussian
 
 M = 200
@@ -32,52 +35,83 @@ def exact(queries, table, weights, log_table):
 
 
 @pytest.mark.parametrize("offset", [0.0, -3000.0, 3000.0])
-@pytest.mark.parametrize("rho", [0.5, 2.0, 3.0, 5.0, 40.0])
-def test_a_single_table_is_summed_straight_and_gives_the_same(rng, table, queries, rho, offset):
-    """Near queries straight, far ones by histogram, many tables by histogram: wherever their logs lie."""
+@pytest.mark.parametrize("rho", [0.5, 2.0, 5.0, 40.0])
+def test_sums_of_counts_and_of_values(rng, table, queries, rho, offset):
     log_table = Gaussian(rho).log_d(M) + offset
     counts = table.counts * rng.integers(1, 1000, len(table))
-    expected = exact(queries, table, counts, log_table)
-    (found,) = log_sums(queries, table.panels, fill_panels(counts), DistanceTables.of(log_table[None]))
-    (of_floats,) = log_sums(
-        queries, table.panels, fill_panels(counts[:, None] / 1000.0), DistanceTables.of(log_table[None])
-    )
-    twice = log_sums(queries, table.panels, fill_panels(counts), DistanceTables.of(np.array([log_table, log_table])))
-    for logs in (found, of_floats + np.log(1000.0), *twice):
-        np.testing.assert_allclose(logs, expected, rtol=1e-13, atol=1e-13)
+    values = rng.random((len(table), 2))
+    tables = np.array([log_table, log_table / 3])
+    by_counts = log_sums(queries, table.panels, fill_panels(counts), tables)
+    by_values = log_sums(queries, table.panels, fill_panels(values), tables)
+    for r in range(2):
+        np.testing.assert_allclose(by_counts[r], exact(queries, table, counts, tables[r]), rtol=1e-13)
+        np.testing.assert_allclose(by_values[r], exact(queries, table, values[:, r], tables[r]), rtol=1e-13)
 
 
-@pytest.mark.parametrize(("rho", "some"), [(0.5, True), (2.0, True), (40.0, False)])
-def test_just_the_queries_that_floats_cannot_hold_go_by_histogram(table, queries, rho, some, monkeypatch):
-    log_table = Gaussian(rho).log_d(M)
-    expected = exact(queries, table, table.counts, log_table)
-    too_small = expected < np.log(sums.LEAST) - 2 * sums.HALF_SCALE * np.log(2)
-    assert too_small.any() == some
-    assert not too_small.all()
-    seen = [PackedPatterns.empty(M)]
-    by_histogram = sums._by_histogram
-    monkeypatch.setattr(sums, "_by_histogram", lambda far, *args: (seen.append(far), by_histogram(far, *args))[1])
-    log_sums(queries, table.panels, table.panel_counts, DistanceTables.of(log_table[None]))
-    np.testing.assert_array_equal(seen[-1].words, queries.words[too_small])
+def test_one_table_or_many_is_the_same_to_the_last_bit(rng, table, queries):
+    tables = np.array([Gaussian(rho).log_d(M) for rho in (2.0, 5.0, 40.0)])
+    counts, values = table.panel_counts, rng.random((len(table), 3))
+    for weights_of in (lambda r: counts, lambda r: fill_panels(values[:, r])):
+        together = log_sums(queries, table.panels, weights_of(slice(None)), tables)
+        for r in range(3):
+            alone = log_sums(queries, table.panels, weights_of(slice(r, r + 1)), tables[r : r + 1])
+            np.testing.assert_array_equal(alone[0], together[r])
 
 
-def test_the_sum_near_one_keeps_all_its_digits():
-    """The log of a sum of 1 + 1e-9: scaling by anything but a power of two would cost five digits."""
-    X = np.zeros((2, M), dtype=bool)
-    X[1, 0] = True
-    table = RegionTable.build(PackedPatterns.pack(X), np.zeros(2))
-    log_table = np.where(np.arange(M + 1) == 0, 0.0, np.log(1e-9))
-    ((found,),) = log_sums(
-        PackedPatterns.pack(X[:1]), table.panels, table.panel_counts, DistanceTables.of(log_table[None])
-    )
-    assert found == pytest.approx(np.log1p(1e-9), rel=1e-6)
+def test_queries_that_see_the_same_distances_tie(rng):
+    """All patterns of 8 bits among 16: 9 kinds of query for each number of bits set elsewhere."""
+    X = np.zeros((256, 16), dtype=bool)
+    X[:, :8] = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1)
+    table = RegionTable.build(PackedPatterns.pack(X), np.zeros(256))
+    Q = rng.random((500, 16)) < 0.5
+    (found,) = log_sums(PackedPatterns.pack(Q), table.panels, table.panel_counts, Gaussian(2.0).log_d(16)[None])
+    assert len(np.unique(found)) == len(np.unique(Q[:, 8:].sum(axis=1)))
 
 
 @pytest.mark.jit
-def test_rounding_does_not_grow_with_the_number_of_samples(rng):
-    """A million weights of 0.1 in strips of their own: ten times as exact as one after the other."""
-    words = rng.integers(0, 2**64, (1_000_000, 1), dtype=np.uint64)
-    table = RegionTable.build(PackedPatterns(words, 64), np.zeros(len(words)))
-    log_table = np.full((1, 65), np.log(0.1))
-    (found,) = log_sums(table.patterns[:1], table.panels, table.panel_counts, DistanceTables.of(log_table))
-    assert found[0] == pytest.approx(np.log(0.1) + np.log(1_000_000), rel=1e-14)
+def test_tables_longer_than_a_strip(rng):
+    n = 40_000
+    words = rng.integers(0, 2**64, (n, 1), dtype=np.uint64)
+    table = RegionTable.build(PackedPatterns(words, 64), np.zeros(n))
+    values = rng.random(n)
+    queries = PackedPatterns(rng.integers(0, 2**64, (9, 1), dtype=np.uint64), 64)
+    log_table = Gaussian(4.0).log_d(64)
+    for weights, of in ((table.panel_counts, table.counts), (fill_panels(values[:, None]), values)):
+        (found,) = log_sums(queries, table.panels, weights, log_table[None])
+        np.testing.assert_allclose(found, exact(queries, table, of, log_table), rtol=1e-13)
+
+
+def in_processes(function, slices):
+    """A mapper that shares no memory: each slice in a process of its own."""
+    context = multiprocessing.get_context("fork")
+    results = []
+    for rows in slices:
+        queue = context.SimpleQueue()
+        process = context.Process(target=lambda rows=rows, queue=queue: queue.put(function(rows)))
+        process.start()
+        results.append(queue.get())
+        process.join()
+    return results
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_chunks_threads_and_mappers_never_change_a_bit(rng, table, queries, monkeypatch):
+    tables = np.array([Gaussian(rho).log_d(M) for rho in (2.0, 5.0, 40.0)])
+    values = fill_panels(rng.random((len(table), 3)))
+
+    def all_sums(mapper):
+        return [
+            log_sums(queries, table.panels, table.panel_counts, tables, mapper=mapper),
+            log_sums(queries, table.panels, values, tables, mapper=mapper),
+            occupied_distances(queries, table.panels, table.panel_counts, mapper=mapper),
+        ]
+
+    expected = all_sums(serial)
+    assert len(expected[2]) > 100
+    for size, work, workers in ((1, 0, "3"), (60_000, 0, "2"), (60_000, 1 << 40, "1"), (1 << 30, 0, "5")):
+        monkeypatch.setattr(sums, "CHUNK_BYTES", size)
+        monkeypatch.setattr(sums, "SMALL_WORK", work)
+        monkeypatch.setenv("TERRAFIRMA_THREADS", workers)
+        for mapper in (serial, threads, *([in_processes] if hasattr(multiprocessing, "get_context") else [])):
+            for found, right in zip(all_sums(mapper), expected, strict=True):
+                np.testing.assert_array_equal(found, right)

@@ -81,6 +81,22 @@ def number_groups(order: IntArray, first: BoolArray, group: IntArray) -> None:
 
 
 @kernel
+def sum_groups(group: IntArray, values: FloatArray, sums: FloatArray) -> None:
+    """Add the values of each group to its sum; what rounding loses is summed apart and added in the end (Neumaier)."""
+    lost = np.zeros_like(sums)
+    for i in range(len(group)):
+        g = group[i]
+        total = sums[g] + values[i]
+        if sums[g] >= values[i]:
+            lost[g] += (sums[g] - total) + values[i]
+        else:
+            lost[g] += (values[i] - total) + sums[g]
+        sums[g] = total
+    for g in range(len(sums)):
+        sums[g] += lost[g]
+
+
+@kernel
 def permute_rows(words: WordArray, permutation: IntArray) -> None:
     """Put row ``permutation[i]`` at ``i`` for all rows, in place, cycle by cycle; the permutation is used up."""
     lifted = np.empty(words.shape[1], dtype=np.uint64)

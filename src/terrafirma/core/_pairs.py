@@ -1,4 +1,4 @@
-"""All pairs: distances between packed patterns, counted or weighted. Numba only; no formula of the paper lives here.
+"""All pairs: distances between packed patterns, counted. Numba only; no formula of the paper lives here.
 
 The hot loops compare every query with every training pattern: xor, population count, add, once for each pair and each
 64-bit word. They reach the hardware because of four choices:
@@ -11,11 +11,11 @@ The hot loops compare every query with every training pattern: xor, population c
         query panel  word 1   t0 t1 t2 ... t31     sum[k, j] += popcount(q_k ^ t_j)
         q0 q1 ... q5   ...
 
-2. *Use hides behind arithmetic.* What is done with a distance (count it, look up its weight) keeps loads and stores busy,
-   not the vector units. So the tile before is worked off while the next one is computed, four of its rows with each word.
+2. *Counting hides behind arithmetic.* To count a distance keeps loads and stores busy, not the vector units. So the tile
+   before is counted while the next one is computed, four of its rows with each word.
 3. *Strips.* Some hundred kB of the table stay in cache while all queries of a call pass over them.
-4. *One order.* Each query meets the training patterns in their order, and counts are integers: threads, chunks and how
-   queries are grouped never change a result by a bit.
+4. *One order.* Each query meets the training patterns in their order, and counts are integers: strips, threads, chunks and
+   how queries are grouped never change a result by a bit.
 
 The tile is LLVM vector code, because no loop that numba compiles keeps it in registers. Vectors are as wide as those of
 the CPU; without AVX-512 tiles are smaller, LLVM chooses how to count bits, and the result is the same. With
@@ -38,7 +38,7 @@ from numba.extending import intrinsic
 from terrafirma.core._jit import kernel
 from terrafirma.core.patterns import PANEL, CountArray, FloatArray, WordArray
 
-__all__ = ["QUERIES", "ROWS", "add_weights", "count_histograms", "value_histograms"]
+__all__ = ["QUERIES", "ROWS", "count_histograms", "value_histograms"]
 
 ROWS = PANEL  # patterns in a training panel
 STRIP_WORDS = 1 << 14  # words of the training panels that one strip holds: 128 kB
@@ -59,8 +59,8 @@ def _lanes() -> int:
 LANES = _lanes()
 QUERIES = 6 if LANES == 8 else 2  # patterns in a query panel: as many as the registers hold sums for
 VECTORS = ROWS // LANES
-AHEAD = 8  # words over which the use of the tile before is spread
-i32, i64, f64 = ir.IntType(32), ir.IntType(64), ir.DoubleType()
+AHEAD = 8  # words over which the counting of the tile before is spread
+i32, i64 = ir.IntType(32), ir.IntType(64)
 vector, half_vector = ir.VectorType(i64, LANES), ir.VectorType(i32, LANES)
 
 
@@ -71,7 +71,7 @@ def _const(value: int) -> ir.Constant:
 class _Tile:
     """Code for one tile of query panel ``g`` and training panel ``b``.
 
-    ``types`` and ``args`` are those of an intrinsic that begins with (queries, g, panels, b, distances). The type of
+    ``signature`` and ``args`` are those of an intrinsic that begins with (queries, g, panels, b, distances). The type of
     ``queries`` tells how many there are: (groups, W, QUERIES) come in panels, (n, W) one by one.
     """
 
@@ -105,20 +105,20 @@ class _Tile:
         self._add_words(_const(0))
         self._store()
 
-    def compute_while(self, use: Callable[[int, list[ir.Value]], None]) -> None:
-        """The same, while ``use(j, distances)`` works off row ``j`` of the tile before: one distance for each query."""
+    def compute_while(self, count: Callable[[int, list[ir.Value]], None]) -> None:
+        """The same, while ``count(j, distances)`` takes row ``j`` of the tile before: one distance for each query."""
         long_enough = self.builder.icmp_signed(">=", self.n_words, _const(AHEAD))
         with self.builder.if_else(long_enough) as (side_by_side, one_after_the_other):
             with side_by_side:
                 for j in range(ROWS):
                     if j % (ROWS // AHEAD) == 0:
                         self._add_word(_const(j * AHEAD // ROWS))
-                    use(j, self._distances_before(j))
+                    count(j, self._distances_before(j))
                 self._add_words(_const(AHEAD))
                 self._store()
             with one_after_the_other:
                 for j in range(ROWS):
-                    use(j, self._distances_before(j))
+                    count(j, self._distances_before(j))
                 self.sums = self._zeros()
                 self._add_words(_const(0))
                 self._store()
@@ -202,48 +202,18 @@ def _measure_and_count(
         first = tile.at(histograms.data, tile.g, width, tile.height)
         rows = [tile.at(first, width, k) for k in range(tile.height)]
         last = tile.at(counts.data, builder.sub(tile.b, _const(1)), ROWS)
+        add = builder.fadd if isinstance(last.type.pointee, ir.DoubleType) else builder.add
 
         def count(j: int, distances: list[ir.Value]) -> None:
             weight = builder.load(tile.at(last, j))
             for row, distance in zip(rows, distances, strict=True):
                 place = tile.at(row, distance)
-                builder.store(builder.add(builder.load(place), weight), place)
+                builder.store(add(builder.load(place), weight), place)
 
         tile.compute_while(count)
         return context.get_dummy_value()
 
     return types.void(queries, types.intp, panels, types.intp, distances, counts, histograms), generate
-
-
-def _measure_and_add(
-    typing: Any, queries: Any, g: Any, panels: Any, b: Any, distances: Any, weights: Any, table: Any, sums: Any
-) -> Any:
-    """The same, while the weighted entries of ``table`` at the distances to panel ``b - 1`` are added to the sums (height)."""
-
-    def generate(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> ir.Value:
-        tile = _Tile(context, builder, signature, args)
-        weights, table, sums = tile.rest
-        places = [tile.at(sums.data, k) for k in range(tile.height)]
-        registers = [cgutils.alloca_once_value(builder, builder.load(place)) for place in places]
-        last = tile.at(weights.data, builder.sub(tile.b, _const(1)), ROWS)
-        multiply_add = cgutils.get_or_insert_function(
-            builder.module, ir.FunctionType(f64, [f64] * 3), "llvm.fmuladd.f64"
-        )
-
-        def add(j: int, distances: list[ir.Value]) -> None:
-            weight = builder.load(tile.at(last, j))
-            if weight.type != f64:
-                weight = builder.uitofp(weight, f64)
-            for register, distance in zip(registers, distances, strict=True):
-                entry = builder.load(tile.at(table.data, distance))
-                builder.store(builder.call(multiply_add, [weight, entry, builder.load(register)]), register)
-
-        tile.compute_while(add)
-        for register, place in zip(registers, places, strict=True):
-            builder.store(builder.load(register), place)
-        return context.get_dummy_value()
-
-    return types.void(queries, types.intp, panels, types.intp, distances, weights, table, sums), generate
 
 
 def _measure_twin(queries: WordArray, g: int, panels: WordArray, b: int, distances: DistanceArray) -> None:
@@ -266,30 +236,13 @@ def _measure_and_count_twin(
     _measure_twin(queries, g, panels, b, distances)
 
 
-def _measure_and_add_twin(
-    queries: WordArray,
-    g: int,
-    panels: WordArray,
-    b: int,
-    distances: DistanceArray,
-    weights: Any,
-    table: FloatArray,
-    sums: FloatArray,
-) -> None:
-    for j in range(ROWS):
-        sums += weights[b - 1, j] * table[distances[:, j]]
-    _measure_twin(queries, g, panels, b, distances)
-
-
 measure: Any
 measure_and_count: Any
-measure_and_add: Any
 if config.DISABLE_JIT:  # type: ignore[attr-defined]
-    measure, measure_and_count, measure_and_add = _measure_twin, _measure_and_count_twin, _measure_and_add_twin
+    measure, measure_and_count = _measure_twin, _measure_and_count_twin
 else:
     measure = intrinsic(_measure)
     measure_and_count = intrinsic(_measure_and_count)
-    measure_and_add = intrinsic(_measure_and_add)
 
 
 # ------------------------------------------------------------------------------------------------------------ the loops
@@ -314,7 +267,8 @@ def _strip(panels: WordArray) -> int:
 def count_histograms(queries: WordArray, panels: WordArray, counts: Any, histograms: Any) -> None:
     """Add to ``histograms[q, h]`` the ``counts`` of the training patterns at distance ``h`` from query ``q``.
 
-    panels (n, W, 32), counts (n, 32), histograms (groups * height, M + 1) of the counts' type, all contiguous.
+    panels (n, W, 32), counts (n, 32) of integers or floats, histograms (groups * height, M + 1) of the same type, all
+    contiguous.
     """
     height, strip = _height(queries), _strip(panels)
     distances = np.empty((height, ROWS), dtype=np.uint32)
@@ -327,29 +281,6 @@ def count_histograms(queries: WordArray, panels: WordArray, counts: Any, histogr
             for j in range(ROWS):
                 for k in range(height):
                     histograms[g * height + k, distances[k, j]] += counts[stop - 1, j]
-
-
-@kernel
-def add_weights(queries: WordArray, panels: WordArray, weights: Any, table: FloatArray, sums: FloatArray) -> None:
-    """Add to ``sums[q]`` the ``weights`` of all training patterns, each times the entry of ``table`` at its distance.
-
-    panels (n, W, 32), weights (n, 32) of counts or floats, table (M + 1,), sums (groups * height,), all contiguous. Each
-    strip is summed by itself first, so that rounding errors do not grow with the number of patterns.
-    """
-    height, strip = _height(queries), _strip(panels)
-    distances = np.empty((height, ROWS), dtype=np.uint32)
-    of_strip = np.empty(height)
-    for start in range(0, len(panels), strip):
-        stop = min(start + strip, len(panels))
-        for g in range(len(queries)):
-            of_strip[:] = 0.0
-            measure(queries, g, panels, start, distances)
-            for b in range(start + 1, stop):
-                measure_and_add(queries, g, panels, b, distances, weights, table, of_strip)
-            for k in range(height):
-                for j in range(ROWS):
-                    of_strip[k] += weights[stop - 1, j] * table[distances[k, j]]
-                sums[g * height + k] += of_strip[k]
 
 
 @kernel

@@ -21,8 +21,8 @@ import numpy as np
 from terrafirma.core._threads import Map, threads
 from terrafirma.core.normalizers import Normalizers
 from terrafirma.core.patterns import FloatArray, PackedPatterns, WordArray
-from terrafirma.core.regions import RegionTable, fill_panels, lay_out
-from terrafirma.core.sums import DistanceTables, log_sums
+from terrafirma.core.regions import RegionTable, Rows, fill_panels, lay_out
+from terrafirma.core.sums import log_sums
 from terrafirma.core.weighting import Weighting
 
 __all__ = ["BoundTerms", "KernelSums", "Smoother", "bound_terms", "log_gap_constant"]
@@ -73,8 +73,8 @@ class Smoother:
     table : RegionTable
     normalizers : list of Normalizers
         One for each weighting.
-    closeness : DistanceTables
-        The closeness by distance, for each weighting.
+    log_d : float64 array (R, M + 1)
+        Log closeness by distance.
     wrong_panels : uint64 array (panels, W, 32)
         The patterns of the wrong regions alone.
     wrong_values : float64 array (panels, 32, R)
@@ -87,7 +87,7 @@ class Smoother:
 
     table: RegionTable
     normalizers: list[Normalizers]
-    closeness: DistanceTables
+    log_d: FloatArray
     wrong_panels: WordArray
     wrong_values: FloatArray
     log_scale: FloatArray
@@ -99,24 +99,23 @@ class Smoother:
         log_w = np.array([norm.log_w for norm in normalizers])
         log_values = np.log(table.error_sum[wrong]) - log_w
         log_scale = log_values.max(axis=1, keepdims=True, initial=-np.inf)
-        log_scale[np.isneginf(log_scale)] = 0.0
-        words = table.rows(wrong).words
+        all_wrong = len(wrong) == len(table)
         with np.errstate(under="ignore"):
             wrong_values = fill_panels(np.exp(log_values - log_scale).T)
         return cls(
             table=table,
             normalizers=normalizers,
-            closeness=DistanceTables.of(np.array([weighting.log_d(table.n_units) for weighting in weightings])),
-            wrong_panels=lay_out(words, np.arange(len(words))),
+            log_d=np.array([weighting.log_d(table.n_units) for weighting in weightings]),
+            wrong_panels=table.panels if all_wrong else lay_out(Rows(table, wrong)),
             wrong_values=wrong_values,
             log_scale=log_scale,
         )
 
     def sums(self, queries: PackedPatterns, *, mapper: Map = threads) -> list[KernelSums]:
         """Density and smooth error at each query, for each weighting."""
-        log_mass = log_sums(queries, self.table.panels, self.table.panel_counts, self.closeness, mapper=mapper)
+        log_mass = log_sums(queries, self.table.panels, self.table.panel_counts, self.log_d, mapper=mapper)
         if len(self.wrong_panels):
-            log_error = log_sums(queries, self.wrong_panels, self.wrong_values, self.closeness, mapper=mapper)
+            log_error = log_sums(queries, self.wrong_panels, self.wrong_values, self.log_d, mapper=mapper)
         else:
             log_error = np.full_like(log_mass, -np.inf)
         log_error += self.log_scale - math.log(self.table.n_samples)

@@ -24,14 +24,14 @@ from terrafirma.core import _kernels
 from terrafirma.core._checks import as_array, check_count
 from terrafirma.core._threads import Map, threads
 from terrafirma.core.patterns import FloatArray, IntArray
-from terrafirma.core.regions import RegionTable
-from terrafirma.core.sums import DistanceTables, log_sums, occupied_distances
+from terrafirma.core.regions import RegionTable, Rows
+from terrafirma.core.sums import log_sums, occupied_distances
 from terrafirma.core.weighting import Exponential, Gaussian, Weighting, exact
 from terrafirma.errors import InvalidInput
 
 __all__ = ["Normalizers", "log_u", "log_w", "log_z", "normalize"]
 
-WHOLE_TABLE = 8192  # units up to which all of z costs less than asking which distances occur
+TABLE_COST = 1000  # of all of z, times M^1.5, in comparisons of words: beyond, it pays to ask which distances occur
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,7 +79,8 @@ def log_u(weighting: Weighting, M: int, N: int) -> float:
         return math.log(N) + float(_kernels.log_binomial_sum(M, 0.0, weighting.rho, 0.5, _log_factorials(M)))
     if type(weighting) is Exponential:
         return math.log(N) + M * math.log1p(math.exp(-1.0 / weighting.tau))
-    return math.log(N) + float(logsumexp(_log_binomials(M) + weighting.log_d(M)))
+    with np.errstate(under="ignore"):
+        return math.log(N) + float(logsumexp(_log_binomials(M) + weighting.log_d(M)))
 
 
 def log_z(weighting: Weighting, M: int, distances: IntArray | None = None) -> FloatArray:
@@ -132,15 +133,16 @@ def log_w(
     if len(regions) == 0:
         return np.zeros((len(weightings), 0))
     M, N = table.n_units, table.n_samples
-    queries = table.rows(regions)
+    queries = Rows(table, regions)
     distances = np.arange(M + 1)
-    if M > WHOLE_TABLE or not all(type(weighting) in {Gaussian, Exponential} for weighting in weightings):
+    closed = all(type(weighting) in {Gaussian, Exponential} for weighting in weightings)
+    if not closed or TABLE_COST * M**1.5 * len(weightings) > len(regions) * table.panels.size:
         distances = occupied_distances(queries, table.panels, table.panel_counts, mapper=mapper)
     log_zs = np.full((len(weightings), M + 1), -np.inf)
     for row, weighting in zip(log_zs, weightings, strict=True):
         row[distances] = log_z(weighting, M, distances)
     log_us = np.array([log_u(weighting, M, N) for weighting in weightings])
-    sums = log_sums(queries, table.panels, table.panel_counts, DistanceTables.of(log_zs), mapper=mapper)
+    sums = log_sums(queries, table.panels, table.panel_counts, log_zs, mapper=mapper)
     return np.asarray(sums - log_us[:, None])
 
 

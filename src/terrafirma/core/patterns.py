@@ -30,7 +30,7 @@ CountArray = npt.NDArray[np.uint32 | np.int64]
 TYPES = "bool, float (active where > 0), integers 0 and 1, or PackedPatterns"
 
 WORD = 64
-PANEL = 32  # training patterns in a panel, as the kernels take them
+PANEL = 32  # training patterns in a panel; compiled into the kernels, so whoever changes it must clear numba's cache
 CHUNK_BYTES = 1 << 18  # of input, packed at a time
 CACHE_LINE = 64
 
@@ -75,7 +75,7 @@ class PackedPatterns:
                 f"Got {self.words.dtype} of shape {self.words.shape}; pack activations with PackedPatterns.pack."
             )
         used = self.n_units % WORD
-        if used and (self.words[:, -1] >> np.uint64(used)).any():
+        if used and np.bitwise_or.reduce(self.words[:, -1]) >> np.uint64(used):
             raise InvalidInput(
                 f"Bits beyond unit {self.n_units} must be 0. Got some that are set; "
                 "pack activations with PackedPatterns.pack."

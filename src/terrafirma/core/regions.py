@@ -37,7 +37,7 @@ from terrafirma.errors import InvalidInput
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
-__all__ = ["RegionTable", "fill_panels", "lay_out"]
+__all__ = ["RegionTable", "Rows", "fill_panels", "lay_out"]
 
 MOST_SAMPLES = 2**62  # so that sums of two tables still fit into 64 bits
 
@@ -94,7 +94,7 @@ class RegionTable:
             raise InvalidInput(
                 "error_sum must lie between 0 and the region's count. Got others; each error is in [0, 1]."
             )
-        if spare and (self.panels[:, -1] >> np.uint64(spare)).any():
+        if spare and np.bitwise_or.reduce(self.panels[:, -1], axis=None) >> np.uint64(spare):
             raise InvalidInput(
                 f"Bits beyond unit {self.n_units} must be 0. Got some that are set; pack the patterns anew."
             )
@@ -132,15 +132,13 @@ class RegionTable:
         errors = check_errors(errors, len(patterns))
         labels = None if labels is None else _check_labels(labels, len(patterns))
         region, rows, n_regions = _group(patterns.words)
-        panels = (
-            _lay_out_in_place(patterns.words, rows, n_regions) if consume else lay_out(patterns.words, rows[:n_regions])
-        )
+        panels = _lay_out_in_place(patterns, rows, n_regions) if consume else lay_out(Rows(patterns, rows[:n_regions]))
         del rows
         return cls(
             panels=panels,
             n_units=patterns.n_units,
             counts=np.bincount(region, minlength=n_regions),
-            error_sum=np.bincount(region, weights=errors, minlength=n_regions).astype(np.float64),
+            error_sum=_sum_by_region(region, errors, n_regions),
             label_counts=None if labels is None else _count_labels(region, labels, n_regions),
             sample_region=region if keep_samples else None,
         )
@@ -167,18 +165,18 @@ class RegionTable:
             )
         if len(self) == 0 or len(other) == 0:
             return other if len(self) == 0 else self
-        words = np.concatenate([self.patterns.words, other.patterns.words])
-        region, rows, n_regions = _group(words)
+        both = PackedPatterns(np.concatenate([self.patterns.words, other.patterns.words]), self.n_units)
+        region, rows, n_regions = _group(both.words)
         counts = np.zeros(n_regions, dtype=np.int64)
         np.add.at(counts, region, np.concatenate([self.counts, other.counts]))  # bincount would round past 2^53
-        error_sum = np.bincount(region, weights=np.concatenate([self.error_sum, other.error_sum])).astype(np.float64)
+        error_sum = _sum_by_region(region, np.concatenate([self.error_sum, other.error_sum]), n_regions)
         label_counts, sample_region = None, None
         if self.label_counts is not None and other.label_counts is not None:
             label_counts = _stack_label_counts(self.label_counts, other.label_counts, region, n_regions)
         if self.sample_region is not None and other.sample_region is not None:
             sample_region = region[np.concatenate([self.sample_region, len(self) + other.sample_region])]
         return RegionTable(
-            lay_out(words, rows[:n_regions]), self.n_units, counts, error_sum, label_counts, sample_region
+            lay_out(Rows(both, rows[:n_regions])), self.n_units, counts, error_sum, label_counts, sample_region
         )
 
     @property
@@ -239,13 +237,33 @@ def _group(words: WordArray) -> tuple[IntArray, IntArray, int]:
     return region, np.concatenate([order[first], order[~first]]), int(first.sum())
 
 
-def lay_out(words: WordArray, rows: IntArray) -> WordArray:
-    """Some rows in panels (see ``_pairs``), zeros filling the last: uint64 (ceil(rows / 32), W, 32)."""
-    W = words.shape[1]
-    panels = aligned_zeros((-(-len(rows) // PANEL), W, PANEL))
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Some patterns of a data set or a table, gathered slice by slice as they are read."""
+
+    source: PackedPatterns | RegionTable
+    indices: IntArray
+
+    @property
+    def n_units(self) -> int:
+        """Units of a pattern (M)."""
+        return self.source.n_units
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __getitem__(self, rows: slice) -> PackedPatterns:
+        chosen = self.indices[rows]
+        return self.source.rows(chosen) if isinstance(self.source, RegionTable) else self.source[chosen]
+
+
+def lay_out(patterns: PackedPatterns | Rows) -> WordArray:
+    """Patterns in panels (see ``_pairs``), zeros filling the last: uint64 (ceil(n / 32), W, 32)."""
+    n, W = len(patterns), words_per_row(patterns.n_units)
+    panels = aligned_zeros((-(-n // PANEL), W, PANEL))
     step = 256 * PANEL
-    for start in range(0, len(rows), step):
-        part = words[rows[start : start + step]]
+    for start in range(0, n, step):
+        part = patterns[start : start + step].words
         whole = len(part) // PANEL
         target = panels[start // PANEL :]
         target[:whole] = part[: whole * PANEL].reshape(whole, PANEL, W).transpose(0, 2, 1)
@@ -255,14 +273,14 @@ def lay_out(words: WordArray, rows: IntArray) -> WordArray:
     return panels
 
 
-def _lay_out_in_place(words: WordArray, rows: IntArray, n_regions: int) -> WordArray:
-    """``lay_out`` of the first rows of a permutation (used up), in the memory of ``words``, which must be nobody else's."""
-    room = whole_panels(words)
-    if room is None:
-        return lay_out(words, rows[:n_regions])
+def _lay_out_in_place(patterns: PackedPatterns, rows: IntArray, n_regions: int) -> WordArray:
+    """``lay_out`` of the first rows of a permutation (used up), in the memory of the patterns, which are nobody else's."""
+    words, room = patterns.words, whole_panels(patterns.words)
+    if room is None or not words.flags.writeable:
+        return lay_out(Rows(patterns, rows[:n_regions]))
     W, n_panels = words.shape[1], -(-n_regions // PANEL)
     _kernels.permute_rows(words, rows)
-    words[n_regions:] = 0
+    room[n_regions:] = 0
     _kernels.rows_to_panels(room.reshape(-1, PANEL, W))
     panels = room.reshape(-1, W, PANEL)
     if 2 * n_panels > len(panels):
@@ -270,6 +288,13 @@ def _lay_out_in_place(words: WordArray, rows: IntArray, n_regions: int) -> WordA
     few = aligned_zeros((n_panels, W, PANEL))  # so that the larger memory is freed
     few[:] = panels[:n_panels]
     return few
+
+
+def _sum_by_region(region: IntArray, values: FloatArray, n_regions: int) -> FloatArray:
+    """Summed values of each region, as exact as one rounding: the order of samples and of merges never matters."""
+    sums = np.zeros(n_regions)
+    _kernels.sum_groups(region, values, sums)
+    return sums
 
 
 def fill_panels(values: npt.NDArray[Any]) -> npt.NDArray[Any]:

@@ -83,7 +83,7 @@ class Tabulated:
         given = as_array(self.log_values, "log_values")
         valid = given.ndim == 1 and len(given) > 1 and given.dtype.kind in "fiu"
         with np.errstate(over="ignore"):
-            log_values = given.astype(np.float64) if valid else np.array([np.nan])  # a copy
+            log_values = given.astype(np.float64) + 0.0 if valid else np.array([np.nan])  # a copy, without -0
         if not (np.abs(log_values) < LARGEST_LOG).all() or (np.diff(log_values) > 0).any():
             raise InvalidInput(
                 f"log_values must be numbers within +-{LARGEST_LOG:g}, one for each distance 0..M, that never increase. "

@@ -153,7 +153,7 @@ class SubfunctionBound:
                 estimator = cls(delta=delta, weighting=Tabulated(arrays["log_d"]))
         weighting = estimator._checked_weighting()
         patterns = PackedPatterns(arrays["words"], settings["n_units"])
-        panels = lay_out(patterns.words, np.arange(len(patterns)))
+        panels = lay_out(patterns)
         table = RegionTable(panels, patterns.n_units, arrays["counts"], arrays["error_sum"])
         wrong = np.flatnonzero(table.error_sum > 0)
         log_w = arrays["log_w"]
@@ -208,8 +208,8 @@ class SubfunctionBound:
 
 def warn_if_all_active(X: Any, table: RegionTable) -> None:
     """Warn where floats are positive throughout: these are not the outputs of a ReLU layer."""
-    floats = not isinstance(X, PackedPatterns) and as_array(X, "X").dtype.kind == "f"
-    if floats and len(table) == 1 and table.n_samples > 1 and table.patterns.to_bool().all():
+    suspect = len(table) == 1 and table.n_samples > 1 and table.patterns.to_bool().all()
+    if suspect and not isinstance(X, PackedPatterns) and as_array(X, "X").dtype.kind == "f":
         warnings.warn(
             f"All units are active in all {table.n_samples} training samples, so that every score is the same. "
             "Pass the outputs of a ReLU layer: probabilities and images are positive everywhere.",
