@@ -26,7 +26,7 @@ from terrafirma.core.regions import RegionTable
 
 SOURCE = Path(__file__).with_name("hamming.c")
 FLAGS = ("-O3", "-march=native", "-shared", "-fPIC")
-STRIP_BYTES = 1 << 17  # of training patterns that stay in the cache while all queries pass
+STRIP_BYTES = 1 << 18  # of training patterns that stay in the cache while all queries pass
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ def test_histograms_are_those_of_the_naive_twin(M, n_queries, n, random):
     assert histograms(Q, X).tolist() == expected
 
 
-@pytest.mark.parametrize("M", [1, 63, 64, 65, 448, 449, 511, 512, 513, 1000, 70_001])
+@pytest.mark.parametrize("M", [1, 63, 64, 65, 448, 449, 512, 513, 960, 1024, 1025, 1984, 2048, 2049, 70_001])
 @pytest.mark.parametrize(("n_queries", "n"), [(0, 3), (1, 1), (3, 32), (5, 33), (6, 64), (9, 97)])
 def test_every_size_and_remainder(rng, M, n_queries, n):
     Q, X = rng.random((n_queries, M)) < 0.5, rng.random((n, M)) < 0.5
@@ -58,7 +58,7 @@ def test_all_rows_equal_and_all_bits_different():
 @pytest.mark.jit
 @pytest.mark.parametrize("M", [64, 600])
 def test_tables_longer_than_a_strip(rng, M):
-    n = 40_000
+    n = 80_000
     assert n * -(-M // 64) > 2 * _pairs.STRIP_WORDS
     Q, X = rng.random((6, M)) < 0.5, rng.random((n, M)) < 0.5
     np.testing.assert_array_equal(histograms(Q, X), by_counting(Q, X))
@@ -96,6 +96,17 @@ def test_log_sums_neither_overflow_nor_underflow():
     np.testing.assert_allclose(out[0], expected, rtol=1e-15)
     assert (out[1] == -np.inf).all()
     np.testing.assert_allclose(out[2], np.log(5))
+
+
+@pytest.mark.parametrize("far", [500.0, 598.0, 599.0, 660.0, 689.0, 691.0, 740.0, 1e5])
+def test_log_sums_of_small_and_of_many_terms(far):
+    """On both sides of where scaling by the table's largest entry ends, and with 2^62 samples at the far end of it."""
+    tables = np.array([[0.0, -far, -far - 1, -1e6]])
+    counts = np.array([[0, 3, 2, 1], [1, 0, 0, 0], [0, 1, 2**62, 2**62]], dtype=np.int64)[:, :, None]
+    out = np.empty((3, 1))
+    _kernels.log_sums(counts, tables, out)
+    expected = [np.log(3 + 2 * np.exp(-1)) - far, 0.0, np.log(1 + 2.0**62 * np.exp(-1)) - far]
+    np.testing.assert_allclose(out[:, 0], expected, rtol=1e-14, atol=1e-14)
 
 
 def test_row_ranges_cover_each_row_once():

@@ -70,7 +70,7 @@ def test_queries_that_see_the_same_distances_tie(rng):
 
 @pytest.mark.jit
 def test_tables_longer_than_a_strip(rng):
-    n = 40_000
+    n = 80_000
     words = rng.integers(0, 2**64, (n, 1), dtype=np.uint64)
     table = RegionTable.build(PackedPatterns(words, 64), np.zeros(n))
     values = rng.random(n)

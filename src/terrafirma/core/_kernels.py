@@ -10,37 +10,62 @@ import numpy as np
 from terrafirma.core._jit import kernel
 from terrafirma.core.patterns import BoolArray, FloatArray, IntArray, WordArray
 
+LEAST, ENOUGH = -690.0, 1e-260  # fewer than 2^63 times e^-690 are nothing beside 1e-260
+
 
 @kernel
 def log_sums(histograms: Any, log_tables: FloatArray, out: FloatArray) -> None:
     """Logs of histograms times tables: ``out[q, r] = log sum_h histograms[q, h, r] exp(log_tables[r, h])``.
 
-    histograms (Q, M + 1, R or 1), a last axis of 1 serving all tables. Scaled by the largest entry of the table among
-    occupied distances, so that nothing overflows and only what is nothing beside it underflows.
+    histograms (Q, M + 1, R or 1), a last axis of 1 serving all tables. Nothing overflows, and only what is nothing beside
+    the sum underflows: each table is scaled by its largest entry, and where the sum is then too small to be exact, by the
+    largest among the occupied distances.
     """
     n, width, columns = histograms.shape
-    occupied = np.empty(width, dtype=np.intp)
-    for q in range(n):
-        m = 0
+    for r in range(len(log_tables)):
+        log_table, c = log_tables[r], r if columns > 1 else 0
+        largest = log_table.max()
+        table = np.zeros(width)
         for h in range(width):
-            for c in range(columns):
-                if histograms[q, h, c] != 0:
-                    occupied[m] = h
-                    m += 1
-                    break
-        for r in range(len(log_tables)):
-            c = r if columns > 1 else 0
-            log_table = log_tables[r]
-            largest = -np.inf
-            for i in range(m):
-                if histograms[q, occupied[i], c] != 0:
-                    largest = max(largest, log_table[occupied[i]])
-            total = 0.0
-            if largest > -np.inf:
-                for i in range(m):
-                    h = occupied[i]
-                    total += histograms[q, h, c] * math.exp(log_table[h] - largest)
-            out[q, r] = largest + math.log(total) if total > 0 else -np.inf
+            if log_table[h] > largest + LEAST:
+                table[h] = math.exp(log_table[h] - largest)
+        for q in range(n):
+            total = _dot(histograms, q, c, table)
+            if total > ENOUGH:
+                out[q, r] = largest + math.log(total)
+            else:
+                out[q, r] = _log_sum(histograms, q, c, log_table)
+
+
+@kernel
+def _dot(histograms: Any, q: int, c: int, table: FloatArray) -> float:
+    """``sum_h histograms[q, h, c] table[h]``, in four sums side by side: a single one would wait for each addition."""
+    a0 = a1 = a2 = a3 = 0.0
+    whole = len(table) // 4 * 4
+    for h in range(0, whole, 4):
+        a0 += histograms[q, h, c] * table[h]
+        a1 += histograms[q, h + 1, c] * table[h + 1]
+        a2 += histograms[q, h + 2, c] * table[h + 2]
+        a3 += histograms[q, h + 3, c] * table[h + 3]
+    for h in range(whole, len(table)):
+        a0 += histograms[q, h, c] * table[h]
+    return float((a0 + a1) + (a2 + a3))
+
+
+@kernel
+def _log_sum(histograms: Any, q: int, c: int, log_table: FloatArray) -> float:
+    """Log of ``sum_h histograms[q, h, c] exp(log_table[h])``, scaled by the largest entry among occupied distances."""
+    largest = -np.inf
+    for h in range(len(log_table)):
+        if histograms[q, h, c] != 0:
+            largest = max(largest, log_table[h])
+    if largest == -np.inf:
+        return largest
+    total = 0.0
+    for h in range(len(log_table)):
+        if histograms[q, h, c] != 0:
+            total += histograms[q, h, c] * math.exp(log_table[h] - largest)
+    return float(largest + math.log(total))
 
 
 @kernel
