@@ -19,8 +19,11 @@ BLOCKS = [
 def test_blocks_run(block, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     exec(compile(block, "block", "exec"), {})  # noqa: S102
-    for printed in capsys.readouterr().out.split():
-        assert 0 < float(printed) < 1
+    printed = [float(number) for number in re.findall(r"\d\.\d+", capsys.readouterr().out)]
+    for claimed in re.findall(r"print\(.*\)  # .*?(\d\.\d+)", block):
+        assert any(
+            abs(number - float(claimed)) < 0.1 for number in printed
+        )  # rounding trains each machine another network
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)

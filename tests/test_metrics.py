@@ -128,6 +128,12 @@ def test_extremes():
     assert metrics.aucea([5], [1]) == 0.0
 
 
+def test_curves_show_themselves_in_a_line():
+    assert repr(metrics.roc([0, 1, 2], [0, 0, 1])) == "Roc(4 points)"
+    curve = metrics.risk_coverage([0, 1, 2, 3], [0, 0, 1, 0])
+    assert repr(curve) == "RiskCoverage(4 points, risk 0.25 where all are accepted)"
+
+
 def test_infinite_scores_rank_last():
     assert metrics.auroc([0.0, np.inf, -np.inf], [False, True, False]) == 1.0
 
@@ -173,12 +179,18 @@ def test_bootstrap_redraws_what_has_no_wrong_row():
         (lambda: metrics.auroc([1.0, np.nan], [True, False]), r"unreliability must not be NaN. Got NaN in row 1."),
         (
             lambda: metrics.auroc([1.0, 2.0], [True]),
-            r"wrong must be numbers of shape \(2,\).* Got bool of shape \(1,\)",
+            "wrong must have one entry for each of the 2 rows. Got 1",
         ),
-        (lambda: metrics.auroc([1.0, 2.0], [0.5, 1]), r"wrong must be bool \(or 0 and 1\). Got other numbers"),
+        (
+            lambda: metrics.auroc([1.0, 2.0], [0.5, 1]),
+            r"wrong must be bool \(or 0 and 1\). Got 0.5 in row 0; compare errors to a level first, or take a metric",
+        ),
         (lambda: metrics.auroc([1.0, 2.0], [True, True]), r"both wrong and right rows .* Got 2 wrong of 2."),
         (lambda: metrics.aupr([1.0, 2.0], [False, False]), r"Got 0 wrong of 2."),
-        (lambda: metrics.aucea([1.0, 2.0], [0, 2]), r"errors must lie in \[0, 1\]. Got 2.0 in row 1"),
+        (
+            lambda: metrics.aucea([1.0, 2.0], [0, 2]),
+            r"errors must lie in \[0, 1\]. Got 2.0 in row 1; the unreliability comes first; for a classifier's errors",
+        ),
         (lambda: metrics.aucea([1.0, 2.0], [0, np.nan]), r"errors must lie in \[0, 1\]"),
         (
             lambda: metrics.aucea([1.0, 2.0], [0, 1], thresholds=0),
@@ -187,7 +199,7 @@ def test_bootstrap_redraws_what_has_no_wrong_row():
         (lambda: metrics.aucea([np.inf], [0], thresholds=5), r"at least one finite unreliability"),
         (
             lambda: metrics.fpr_at_tpr([1.0, 2.0], [True, False], tpr=0),
-            r"tpr must lie between 0 and 1 \(or 1: the share of wrong rows to refuse\). Got 0.",
+            r"tpr must lie between 0 and 1 \(the share of wrong rows to refuse, which may also be 1\). Got 0.",
         ),
         (
             lambda: metrics.bootstrap(metrics.aucea, [1.0], [0], samples=0),

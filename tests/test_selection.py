@@ -78,6 +78,50 @@ def test_the_default_grid_spans_the_distances_there_are(data):
     assert len(selection.table) == len(rhos) * len(DELTAS)
 
 
+def flipped(rng, rows, bits):
+    """Each row with that many of its bits changed."""
+    return rows ^ (rng.random(rows.shape).argsort(axis=1) < bits)
+
+
+def test_where_the_narrowest_wins_narrower_ones_are_tried(rng):
+    """Right beside a lone sample, wrong at the edge of a crowd: wide kernels see the crowd alone."""
+    lone, crowd = rng.random((50, 64)) < 0.5, np.tile(rng.random(64) < 0.5, (200, 1))
+    X = np.vstack([lone, flipped(rng, crowd, 6)])
+    right, wrong = flipped(rng, lone, 2), flipped(rng, crowd, 8)
+    V, errors = np.vstack([right, wrong]), np.repeat([False, True], [50, 200])
+    data = X, np.zeros(250), V, errors
+    grid = default_rhos(PackedPatterns.pack(V), RegionTable.build(PackedPatterns.pack(X), np.zeros(250)))
+    coarse, found = select(*data, rhos=grid), select(*data)
+    assert coarse.best.rho == grid[0]
+    assert found.best.rho < grid[0]
+    assert found.metric > coarse.metric
+    np.testing.assert_array_equal(found.table[: len(coarse.table)], coarse.table)
+    narrower = found.table.rho[len(coarse.table) :: len(DELTAS)]
+    np.testing.assert_allclose(narrower[:-1], grid[0] * 0.5 ** (np.arange(1, len(narrower)) / 2))
+    assert narrower[-1] == 1.0
+    assert narrower[-2] > 1.0
+
+
+def test_what_the_best_must_beat(data):
+    errors = data[3]
+    assert select(*data, rhos=[5.0]).chance == pytest.approx(1 - errors.mean())
+    assert select(*data, rhos=[5.0], metric="auroc").chance == 0.5
+    assert select(*data, rhos=[5.0], thresholds=1000).chance is None
+    assert select(*data, rhos=[5.0], metric=metrics.aucea).chance is None
+
+
+def test_a_metric_that_fails_says_how_it_was_called(data):
+    def other_order(wrong, u):
+        if set(wrong) - {0, 1}:
+            raise ValueError("wrong must be binary")
+
+    with pytest.raises(ValueError, match="wrong must be binary") as caught:
+        select(*data, rhos=[5.0], metric=other_order)
+    assert caught.value.__notes__ == [
+        "select calls metric(unreliability, errors), in this order; wrap functions that take another."
+    ]
+
+
 def test_the_default_grid_where_all_patterns_are_equal():
     X = np.ones((10, 5), dtype=bool)
     selection = select(X, np.zeros(10), X[:3], np.zeros(3))
@@ -87,7 +131,10 @@ def test_the_default_grid_where_all_patterns_are_equal():
 
 def test_the_repr_tells_the_outcome(data):
     selection = select(*data, rhos=[5.0], deltas=[0.1])
-    assert repr(selection).startswith("<Selection best=<SubfunctionBound(rho=5.0, delta=0.1) fitted on 300 samples>")
+    best = "<SubfunctionBound(rho=5.0, delta=0.1) fitted on 300 samples>"
+    told = f"metric {selection.metric:.4f} (a random order: {selection.chance:.4f}), 1 settings tried"
+    assert repr(selection) == f"<Selection best={best}, {told}>"
+    assert "random" not in repr(select(*data, rhos=[5.0], thresholds=1000))
 
 
 @pytest.mark.parametrize(
@@ -123,8 +170,8 @@ def test_bad_sets_are_named(data):
         (lambda: select(X[:0], errors[:0], V, wrong), "X_train must have at least one row to fit"),
         (lambda: select(X, errors, V[:0], wrong[:0]), "X_val must have at least one row to select on"),
         (lambda: select(X, errors, V[:, :7], wrong), "X_val must have 80 units, as the training patterns. Got 7"),
-        (lambda: select(X, errors[:5], V, wrong), r"errors_train must be numbers of shape \(300,\)"),
-        (lambda: select(X, errors, V, wrong[:5]), r"errors_val must be numbers of shape \(200,\)"),
+        (lambda: select(X, errors[:5], V, wrong), "errors_train must have one entry for each of the 300 rows. Got 5"),
+        (lambda: select(X, errors, V, wrong[:5]), "errors_val must have one entry for each of the 200 rows. Got 5"),
     ):
         with pytest.raises(InvalidInput, match=message):
             call()

@@ -17,5 +17,7 @@ def test_tensors_score_as_arrays(rng):
     np.testing.assert_array_equal(est.unreliability(torch.tensor(activations).half()), expected)
     np.testing.assert_array_equal(est.unreliability(torch.tensor(activations, requires_grad=True)), expected)
     np.testing.assert_array_equal(est.unreliability(torch.tensor(activations).bfloat16()), expected)
-    with pytest.raises(InvalidInput, match="must be a rectangular array of numbers. Got Tensor .*; convert it first"):
+    with pytest.raises(
+        InvalidInput, match=r"Patterns must be dense. Got a sparse Tensor; call its to_dense\(\) first."
+    ):
         est.unreliability(torch.tensor(activations).to_sparse())

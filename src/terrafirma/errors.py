@@ -5,7 +5,7 @@
     TerrafirmaError
     ├── InvalidInput        (ValueError)       an argument breaks a rule; nothing was changed
     │   └── UndefinedMetric                    a metric needs both wrong and right rows
-    ├── NotFitted           (ValueError)       a fitted object is needed
+    ├── NotFitted           (ValueError, AttributeError)   a fitted object is needed
     ├── BadFile             (ValueError)       a file is truncated, altered, of another kind or too new
     └── MissingPackage      (ImportError)      an optional package is not installed
 """
@@ -30,7 +30,7 @@ class UndefinedMetric(InvalidInput):
     """A metric is not defined on this data: it needs both wrong and right rows, say."""
 
 
-class NotFitted(TerrafirmaError, ValueError):
+class NotFitted(TerrafirmaError, ValueError, AttributeError):
     """A method that needs a fitted object was called on one that is not."""
 
 

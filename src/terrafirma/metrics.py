@@ -40,6 +40,9 @@ __all__ = [
     "roc",
 ]
 
+ORDER = (
+    "the unreliability comes first; for a classifier's errors use prediction != label, else scale them by the largest"
+)
 MOST_DRAWS = 100  # of a bootstrap, for each sample asked for
 
 
@@ -62,6 +65,9 @@ class Roc:
     hits: FloatArray
     thresholds: FloatArray
 
+    def __repr__(self) -> str:
+        return f"Roc({len(self.thresholds)} points)"
+
 
 @dataclass(frozen=True, eq=False)
 class RiskCoverage:
@@ -81,6 +87,9 @@ class RiskCoverage:
     coverage: FloatArray
     risk: FloatArray
     thresholds: FloatArray
+
+    def __repr__(self) -> str:
+        return f"RiskCoverage({len(self.risk)} points, risk {self.risk[-1]:.4g} where all are accepted)"
 
 
 @dataclass(frozen=True)
@@ -161,7 +170,7 @@ def aupr(unreliability: Any, wrong: Any) -> float:
 def fpr_at_tpr(unreliability: Any, wrong: Any, *, tpr: float = 0.95) -> float:
     """Share of right rows refused at the highest threshold that refuses at least ``tpr`` of the wrong ones."""
     if tpr != 1:
-        tpr = check_share("tpr", tpr, "or 1: the share of wrong rows to refuse")
+        tpr = check_share("tpr", tpr, "the share of wrong rows to refuse, which may also be 1")
     curve = roc(unreliability, wrong)
     return float(curve.false_alarms[np.argmax(curve.hits >= tpr)])
 
@@ -204,7 +213,7 @@ def bootstrap(
     samples = check_count("samples", samples, least=1)
     confidence = check_share("confidence", confidence, "the share of such intervals that hold the true value")
     if not callable(metric):
-        raise InvalidInput(f"metric must be a function such as metrics.auroc. Got {metric!r}.")
+        raise InvalidInput(f"metric must be a function such as metrics.auroc, and come first. Got {metric!r:.80}.")
     u = _scores(unreliability)
     truth = as_array(truth, "truth")
     if truth.shape[:1] != u.shape:
@@ -215,7 +224,7 @@ def bootstrap(
     for _ in range(MOST_DRAWS * samples):
         rows = rng.integers(len(u), size=len(u))
         with contextlib.suppress(UndefinedMetric):
-            values.append(metric(u[rows], truth[rows]))
+            values.append(float(metric(u[rows], truth[rows])))
         if len(values) == samples:
             break
     else:
@@ -270,14 +279,18 @@ def _scores(unreliability: Any) -> FloatArray:
 
 def _scores_and_errors(unreliability: Any, errors: Any) -> tuple[FloatArray, FloatArray]:
     u = _scores(unreliability)
-    return u, check_errors(errors, len(u))
+    return u, check_errors(errors, len(u), remedy=ORDER)
 
 
 def _scores_and_wrong(unreliability: Any, wrong: Any) -> tuple[FloatArray, BoolArray]:
     u = _scores(unreliability)
-    values = check_errors(wrong, len(u), name="wrong")
+    values = check_errors(wrong, len(u), name="wrong", remedy=ORDER)
     if not ((values == 0) | (values == 1)).all():
-        raise InvalidInput("wrong must be bool (or 0 and 1). Got other numbers; compare errors to a level first.")
+        row = int(np.argmax((values != 0) & (values != 1)))
+        raise InvalidInput(
+            f"wrong must be bool (or 0 and 1). Got {values[row]} in row {row}; compare errors to a level first, "
+            "or take a metric that knows errors in [0, 1], such as aucea."
+        )
     flags = values.astype(np.bool_)
     if flags.all() or not flags.any():
         raise UndefinedMetric(

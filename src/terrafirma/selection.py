@@ -5,9 +5,10 @@ Implements a:algo. Distances do not depend on rho and delta: one pass over pairs
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +17,7 @@ from terrafirma import metrics
 from terrafirma.core._checks import as_array, check_delta, check_errors
 from terrafirma.core._threads import row_ranges
 from terrafirma.core.bound import Smoother, bound_terms
-from terrafirma.core.normalizers import normalize
+from terrafirma.core.normalizers import Normalizers, normalize
 from terrafirma.core.patterns import FloatArray, PackedPatterns, as_patterns
 from terrafirma.core.regions import RegionTable
 from terrafirma.core.sums import CHUNK_BYTES, distance_histograms
@@ -42,16 +43,24 @@ class Selection:
     best : SubfunctionBound
         Fitted, with the best rho and delta.
     table : record array
-        One row for each (rho, delta), in the order of the grid, with fields ``rho``, ``delta`` and ``metric``.
+        One row for each (rho, delta), in the order of the search, with fields ``rho``, ``delta`` and ``metric``.
+    chance : float, optional
+        The metric of a random order, for the metrics that go by name: what the best must beat to be worth anything.
 
     """
 
     best: SubfunctionBound
     table: np.recarray[Any, Any]
+    chance: float | None = None
+
+    @property
+    def metric(self) -> float:
+        """The validation metric of the best."""
+        return float(self.table.metric.max())
 
     def __repr__(self) -> str:
-        value = self.table.metric.max()
-        return f"<Selection best={self.best!r}, metric {value:.4f}, {len(self.table)} settings tried>"
+        chance = "" if self.chance is None else f" (a random order: {self.chance:.4f})"
+        return f"<Selection best={self.best!r}, metric {self.metric:.4f}{chance}, {len(self.table)} settings tried>"
 
 
 def select(
@@ -72,7 +81,8 @@ def select(
     errors_train, errors_val : array (n,)
         Errors in [0, 1].
     rhos : sequence of float, optional
-        By default nine from the median nearest to the median distance of validation to training patterns.
+        By default nine from the median nearest to the median distance of validation to training patterns; where the
+        smallest of these wins, also narrower ones down to one bit.
     deltas : sequence of float, optional
         By default the paper's eleven.
     metric : "aucea", "auroc" or a function of (unreliability, errors), higher = better
@@ -94,25 +104,49 @@ def select(
     errors.setflags(write=False)  # a metric of the user's must not change what the next setting sees
     if len(val) == 0:
         raise InvalidInput("X_val must have at least one row to select on. Got none.")
-    rhos = default_rhos(val, table) if rhos is None else _grid("rhos", rhos)
+    rhos = None if rhos is None else _grid("rhos", rhos)
     deltas = DELTAS if deltas is None else _grid("deltas", deltas)
     for delta in deltas:
         check_delta(delta)
 
-    weightings = [Gaussian(rho) for rho in rhos]
-    norms = normalize(table, weightings)
-    sums = Smoother.prepare(table, weightings, norms).sums(val)
-    N = table.n_samples
-    rows = [
-        (rho, delta, score(bound_terms(at_rho, delta, N).log_bound, errors))
-        for rho, at_rho in zip(rhos, sums, strict=True)
-        for delta in deltas
-    ]
-    grid = np.rec.array(rows, dtype=[("rho", np.float64), ("delta", np.float64), ("metric", np.float64)])
-    first = int(np.argmax(grid.metric))
-    rho, delta = rows[first][:2]
-    best = SubfunctionBound.from_parts(rho, delta, table, norms[first // len(deltas)])
-    return Selection(best, grid)
+    def sweep(widths: Sequence[float]) -> list[_Setting]:
+        """All settings of these widths, from one pass over distances."""
+        weightings = [Gaussian(rho) for rho in widths]
+        norms = normalize(table, weightings)
+        sums = Smoother.prepare(table, weightings, norms).sums(val)
+        return [
+            _Setting(rho, delta, score(bound_terms(at_rho, delta, table.n_samples).log_bound, errors), norm)
+            for rho, norm, at_rho in zip(widths, norms, sums, strict=True)
+            for delta in deltas
+        ]
+
+    settings = sweep(default_rhos(val, table) if rhos is None else rhos)
+    if rhos is None and 1 < _best(settings).rho == settings[0].rho:
+        settings += sweep(_narrower(settings[0].rho))
+    best = _best(settings)
+    grid = np.rec.array(
+        [setting[:3] for setting in settings], dtype=[(name, np.float64) for name in _Setting._fields[:3]]
+    )
+    chance = score(np.zeros(len(val)), errors) if isinstance(metric, str) and thresholds is None else None
+    return Selection(SubfunctionBound.from_parts(best.rho, best.delta, table, best.norm), grid, chance)
+
+
+class _Setting(NamedTuple):
+    rho: float
+    delta: float
+    metric: float
+    norm: Normalizers
+
+
+def _best(settings: list[_Setting]) -> _Setting:
+    """The setting with the greatest metric; of equals, the first."""
+    return max(settings, key=lambda setting: setting.metric)
+
+
+def _narrower(rho: float) -> tuple[float, ...]:
+    """Widths below ``rho`` down to one bit, each 1 / sqrt(2) of the one before."""
+    steps = math.ceil(2 * math.log2(rho))
+    return tuple(max(rho * 2 ** (-step / 2), 1.0) for step in range(1, steps + 1))
 
 
 def default_rhos(val: PackedPatterns, table: RegionTable) -> tuple[float, ...]:
@@ -149,12 +183,20 @@ def _metric(metric: str | Metric, thresholds: int | None) -> Callable[[FloatArra
     if callable(metric):
         if thresholds is not None:
             raise InvalidInput("thresholds belongs to the named metrics. Got it with a function; leave it out.")
-        return lambda unreliability, errors: _finite(metric(unreliability, errors))
+        return lambda unreliability, errors: _finite(_called(metric, unreliability, errors))
     named: dict[str, Metric] = {"aucea": metrics.aucea, "auroc": metrics.auroc}
     if not isinstance(metric, str) or metric not in named:
         raise InvalidInput(f"metric must be 'aucea', 'auroc' or a function. Got {metric!r}.")
     function = named[metric]
     return lambda unreliability, errors: function(unreliability, errors, thresholds=thresholds)
+
+
+def _called(metric: Metric, unreliability: FloatArray, errors: FloatArray) -> Any:
+    try:
+        return metric(unreliability, errors)
+    except Exception as error:
+        error.add_note("select calls metric(unreliability, errors), in this order; wrap functions that take another.")
+        raise
 
 
 def _finite(value: Any) -> float:

@@ -50,11 +50,17 @@ def test_the_demo_prints_what_it_writes(demo):
     results = json.loads((folder / "results.json").read_text())
     assert [r["score"] for r in rows] == ["subfunction bound", "max response", "entropy", "margin"]
     for row, stored in zip(rows, results["digits"]["scores"], strict=True):
-        assert float(row["auroc_wrong"]) == stored["auroc_wrong"]
+        assert float(row["auroc_wrong"]) == stored["auroc_wrong"]["value"]
+        assert float(row["auroc_wrong_low"]) == stored["auroc_wrong"]["low"] < stored["auroc_wrong"]["high"]
         assert float(row["accuracy_refusing_30"]) == stored["accuracy"][3]
         line = next(x for x in text.splitlines() if x.startswith(row["score"]))
         printed = [float(x) for x in re.findall(r"\d\.\d{3}", line)]
-        assert printed == [round(float(v), 3) for k, v in row.items() if k != "score"]
+        numbers = [
+            float(v)
+            for k, v in row.items()
+            if k.startswith(("auroc", "aucea", "acc")) and not k.endswith(("low", "high"))
+        ]
+        assert printed == [round(x, 3) for x in numbers]
     assert f"{results['half_moons']['linear_regions']} linear" in text
     assert str(folder) in text
 

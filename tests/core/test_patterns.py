@@ -120,5 +120,7 @@ def test_a_mask_cannot_hide_bits_from_the_check():
 def test_sparse_matrices_are_told_what_to_do():
     from scipy.sparse import csr_array
 
-    with pytest.raises(InvalidInput, match=r"convert it first, for example with toarray\(\)."):
+    with pytest.raises(
+        InvalidInput, match=r"Patterns must be dense. Got a sparse csr_array; call its toarray\(\) first."
+    ):
         PackedPatterns.pack(csr_array(np.eye(3)))

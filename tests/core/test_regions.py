@@ -160,18 +160,19 @@ def test_the_hash_that_orders_regions_is_fixed():
 @pytest.mark.parametrize(
     ("errors", "message"),
     [
+        ([0.0, 1.0], r"errors must have one entry for each of the 3 rows. Got 2; pair them anew."),
         (
-            [0.0, 1.0],
-            r"errors must be numbers of shape \(3,\), one for each row. Got float64 of shape \(2,\); for a classifier",
+            [[0.0], [0.0], [1.0]],
+            r"errors must be numbers of shape \(3,\), one for each row. Got float64 of shape \(3, 1\); for a classifier",
         ),
-        ([[0.0], [0.0], [1.0]], r"Got float64 of shape \(3, 1\)"),
+        (np.array([0, 1, 0], dtype=object), r"Got object of shape \(3,\); .* for objects use astype\(float\)."),
         (["0", "1", "0"], r"Got <U1 of shape \(3,\)"),
         (
             [0.0, 1.5, 0.0],
             r"errors must lie in \[0, 1\]. Got 1.5 in row 1; for a classifier use prediction != label, else scale",
         ),
         ([0.0, 0.0, -0.1], r"Got -0.1 in row 2"),
-        ([np.nan, 0.0, 0.0], r"Got nan in row 0"),
+        ([np.nan, 0.0, 0.0], r"Got nan in row 0; leave out such rows, here and in what goes with them."),
     ],
 )
 def test_bad_errors_are_named(errors, message):

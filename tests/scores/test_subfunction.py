@@ -56,13 +56,13 @@ def test_the_published_implementation_is_ours_plus_a_constant(reference):
         assert len(difference) > 100
 
 
+@pytest.mark.parametrize("reference", ["M64"], indirect=True)
 def test_wide_kernels_rank_as_density_alone(reference):
     """Where the risk is nothing beside the gap, training errors and delta change no rank."""
-    rho = reference["rhos"][-1]
-    est = SubfunctionBound(rho=rho).fit(reference["train_bits"], reference["train_err"])
+    est = SubfunctionBound(rho=reference["rhos"][-1]).fit(reference["train_bits"], reference["train_err"])
     terms = est.terms(reference["test_bits"])
-    if (terms.log_risk - terms.log_gap).max() < -37:
-        np.testing.assert_array_equal(np.argsort(terms.log_bound), np.argsort(-terms.log_density))
+    assert (terms.log_risk - terms.log_gap).max() < -37
+    np.testing.assert_array_equal(np.argsort(terms.log_bound), np.argsort(-terms.log_density))
 
 
 @pytest.fixture
@@ -209,12 +209,33 @@ def test_bad_training_sets_are_named(data):
     X, errors, _ = data
     for fit, message in (
         (lambda: SubfunctionBound().fit(X[:0], errors[:0]), "X must have at least one row to fit. Got none."),
-        (lambda: SubfunctionBound().fit(X, errors[:3]), r"errors must be numbers of shape \(120,\)"),
+        (lambda: SubfunctionBound().fit(X, errors[:3]), "errors must have one entry for each of the 120 rows. Got 3"),
         (lambda: SubfunctionBound().fit(X[0], errors[:1]), "two dimensions"),
+        (lambda: SubfunctionBound().fit(None, errors), "Patterns must be an array of numbers. Got NoneType."),
+        (lambda: SubfunctionBound().fit(X, None), "errors must be an array of numbers. Got NoneType."),
         (lambda: SubfunctionBound().fit(np.packbits(X, axis=1), errors), "must be unpacked first"),
     ):
         with pytest.raises(InvalidInput, match=message):
             fit()
+
+
+def test_terms_show_themselves_in_a_line(data):
+    X, errors, Q = data
+    terms = SubfunctionBound(rho=4.0).fit(X, errors).terms(Q)
+    low, high = terms.log_bound.min(), terms.log_bound.max()
+    assert repr(terms) == f"BoundTerms(30 rows, log_bound {low:.4g} to {high:.4g})"
+    assert repr(SubfunctionBound().fit(X, errors).terms(Q[:0])) == "BoundTerms(0 rows)"
+
+
+def test_fitted_names_of_what_is_not_fitted():
+    est = SubfunctionBound()
+    assert not hasattr(est, "regions_")
+    with pytest.raises(
+        NotFitted, match=r"SubfunctionBound is not fitted. Call fit\(X, errors\) before reading log_u_."
+    ):
+        est.log_u_  # noqa: B018
+    with pytest.raises(AttributeError, match="SubfunctionBound has no attribute 'classes_'."):
+        est.classes_  # noqa: B018
 
 
 def test_queries_of_another_width_are_named(data):

@@ -25,6 +25,12 @@ def hidden_activations(mlp: MLPClassifier | MLPRegressor, X: Any) -> list[FloatA
         )
     if mlp.activation != "relu":
         raise InvalidInput(f"The MLP must have activation='relu'. Got {mlp.activation!r}; its regions are not linear.")
+    learned, given = getattr(mlp, "feature_names_in_", None), getattr(X, "columns", None)
+    if learned is not None and given is not None and list(learned) != list(given):
+        raise InvalidInput(
+            f"X must have the columns of the training data, in their order. Got {list(given)!r:.200}; "
+            "use X[mlp.feature_names_in_]."
+        )
     h = as_array(X, "X")
     if h.ndim != 2 or h.shape[1] != mlp.n_features_in_ or h.dtype.kind not in "bfiu":
         raise InvalidInput(

@@ -59,7 +59,7 @@ def _print_half_moons(console: Console, moons: HalfMoons) -> None:
     console.print(
         f"\n[bold]Half moons.[/] An MLP 2-32-32-2 ({moons.accuracy:.1%} right) cuts the square into "
         f"{len(moons.regions)} linear regions; training points populate {len(best.regions_)}.\n"
-        f"The log bound runs from {moons.log_bounds.min():.1f} among the data to {moons.log_bounds.max():.1f} far away "
+        f"Their log bounds run from {moons.log_bounds.min():.1f} to {moons.log_bounds.max():.1f} "
         f"(rho {best.rho:g} bits, delta {best.delta:g}).",
         highlight=False,
     )
@@ -78,8 +78,7 @@ def _print_digits(console: Console, found: Digits) -> None:
     )
     table = Table(box=None, header_style="bold", pad_edge=False)
     table.add_column("unreliability", no_wrap=True)
-    headings = _headings()
-    for heading in headings:
+    for heading in ("wrong", "95 %", "AUCEA", "8 and 9", *(f"-{share:.0%}" if share else "all" for share in REFUSED)):
         table.add_column(heading, justify="right")
     columns = list(zip(*(_numbers(row) for row in found.rows), strict=True))
     for row in found.rows:
@@ -87,30 +86,33 @@ def _print_digits(console: Console, found: Digits) -> None:
             f"[bold]{value:.3f}[/]" if value == max(column) else f"{value:.3f}"
             for value, column in zip(_numbers(row), columns, strict=True)
         ]
-        table.add_row(row.score, *cells)
+        interval = f"{row.auroc_wrong.low:.2f}-{row.auroc_wrong.high:.2f}"
+        table.add_row(row.score, cells[0], interval, *cells[1:])
     console.print(table)
     console.print(
-        "wrong, 8 and 9: AUROC of telling them from the right, from 0-7. AUCEA: mean accuracy over all shares accepted.\n"
-        "all, -10 % ...: accuracy on 0-7 when that share, the least reliable, is refused. Best in bold.",
+        "wrong, 8 and 9: AUROC of telling them from the right, from 0-7 (95 %: its interval). AUCEA: mean accuracy over all "
+        "shares accepted. all, -10 % ...: accuracy on 0-7 when that share, the least reliable, is refused.",
         style="dim",
         highlight=False,
     )
 
 
-def _headings() -> list[str]:
-    return ["wrong", "AUCEA", "8 and 9", *(f"-{share:.0%}" if share else "all" for share in REFUSED)]
-
-
 def _numbers(row: ScoreRow) -> list[float]:
-    return [row.auroc_wrong, row.aucea, row.auroc_novel, *row.accuracy]
+    return [row.auroc_wrong.value, row.aucea, row.auroc_novel, *row.accuracy]
 
 
 def _write_results(output: Path, seed: int, moons: HalfMoons, found: Digits) -> None:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    accuracies = [f"accuracy_refusing_{share:.0%}" for share in REFUSED]
-    writer.writerow(["score", "auroc_wrong", "aucea", "auroc_novel", *(name.replace("%", "") for name in accuracies)])
-    writer.writerows([row.score, *_numbers(row)] for row in found.rows)
+    ends = ["auroc_wrong_low", "auroc_wrong_high"]
+    numbers = [
+        "auroc_wrong",
+        "aucea",
+        "auroc_novel",
+        *(f"accuracy_refusing_{share:.0%}".strip("%") for share in REFUSED),
+    ]
+    writer.writerow(["score", *numbers, *ends])
+    writer.writerows([row.score, *_numbers(row), row.auroc_wrong.low, row.auroc_wrong.high] for row in found.rows)
     storage.write_bytes(output / "digits.csv", text.getvalue().encode())
 
     known = ~found.novel

@@ -15,6 +15,9 @@ __all__ = ["as_array", "check_count", "check_delta", "check_errors", "check_posi
 
 def as_array(value: Any, name: str) -> npt.NDArray[Any]:
     """Anything rectangular as an array; a torch tensor is detached and brought to the CPU first."""
+    for dense in ("toarray", "to_dense"):
+        if hasattr(value, dense) and getattr(value, "is_sparse", True):
+            raise InvalidInput(f"{name} must be dense. Got a sparse {type(value).__name__}; call its {dense}() first.")
     try:
         if hasattr(value, "detach"):
             value = value.detach().cpu()
@@ -28,25 +31,30 @@ def as_array(value: Any, name: str) -> npt.NDArray[Any]:
         ) from error
     if np.ma.is_masked(value):
         raise InvalidInput(f"{name} must have a value everywhere. Got masked entries; fill them first.")
+    if array.dtype.kind == "O" and array.ndim == 0:
+        raise InvalidInput(f"{name} must be an array of numbers. Got {type(value).__name__}.")
     return array
 
 
-def check_errors(errors: Any, n: int, name: str = "errors") -> npt.NDArray[np.float64]:
+REMEDY = "for a classifier use prediction != label, else scale the error by its largest value"
+
+
+def check_errors(errors: Any, n: int, name: str = "errors", remedy: str = REMEDY) -> npt.NDArray[np.float64]:
     """``errors`` as float64 (n,), each in [0, 1]."""
     values = as_array(errors, name)
-    if values.dtype.kind not in "bfiu" or values.shape != (n,):
+    if values.dtype.kind not in "bfiu" or values.ndim != 1:
         raise InvalidInput(
             f"{name} must be numbers of shape ({n},), one for each row. Got {values.dtype} of shape {values.shape}; "
-            "for a classifier use prediction != label, for a column ravel it."
+            "for a classifier use prediction != label, for a column ravel it, for objects use astype(float)."
         )
+    if len(values) != n:
+        raise InvalidInput(f"{name} must have one entry for each of the {n} rows. Got {len(values)}; pair them anew.")
     values = values.astype(np.float64)
     bad = ~((values >= 0) & (values <= 1))
     if bad.any():
         row = int(np.argmax(bad))
-        raise InvalidInput(
-            f"{name} must lie in [0, 1]. Got {values[row]} in row {row}; for a classifier use prediction != label, "
-            "else scale the error by its largest value."
-        )
+        remedy = "leave out such rows, here and in what goes with them" if np.isnan(values[row]) else remedy
+        raise InvalidInput(f"{name} must lie in [0, 1]. Got {values[row]} in row {row}; {remedy}.")
     return values
 
 

@@ -54,7 +54,7 @@ class BoundTerms:
     log_density : P(h), the share of smoothed training samples in the query's region [eq:density]
     log_risk : R*(h), the smooth empirical error [eq:dist_weighted_fact4]
     log_gap : the gap to the expected error, sqrt(log(2/delta) / 2N) / P(h) [eq:true_error_bound]
-    log_bound : their sum, the bound of thm:true_error
+    log_bound : R*(h) + gap, the bound of thm:true_error
 
     """
 
@@ -62,6 +62,11 @@ class BoundTerms:
     log_risk: FloatArray
     log_gap: FloatArray
     log_bound: FloatArray
+
+    def __repr__(self) -> str:
+        bound = self.log_bound
+        extent = f", log_bound {bound.min():.4g} to {bound.max():.4g}" if len(bound) else ""
+        return f"BoundTerms({len(bound)} rows{extent})"
 
 
 @dataclass(frozen=True, eq=False)

@@ -167,9 +167,8 @@ def as_patterns(X: Any, *, n_units: int | None = None, name: str = "X") -> Packe
 def _checked_array(patterns: Any) -> npt.NDArray[Any]:
     X = as_array(patterns, "Patterns")
     if X.dtype.kind not in "bfiu":
-        remedy = "toarray()" if hasattr(patterns, "toarray") else "astype(float)"
         raise InvalidInput(
-            f"Patterns must be {TYPES}. Got dtype {X.dtype}; convert it first, for example with {remedy}."
+            f"Patterns must be {TYPES}. Got dtype {X.dtype}; convert it first, for example with astype(float)."
         )
     if X.ndim != 2:
         raise InvalidInput(

@@ -22,6 +22,13 @@ if TYPE_CHECKING:
 __all__ = ["digits_figure", "half_moons_figure", "render"]
 
 BLUE, RED, AMBER, GREY, INK = "#2b6cb0", "#c53030", "#d69e2e", "#a0aec0", "#1a202c"
+SCORES = (
+    (INK, "-", 2.0),
+    ("#2c7a7b", "-", 1.4),
+    ("#805ad5", (0, (5, 2)), 1.4),
+    ("#b83280", (0, (1, 1.4)), 1.6),
+)  # lines
+SHOWN, EXTREME = 24, 0.2  # digits shown, drawn from this share of the most and of the least reliable
 RELIABILITY = "YlGnBu_r"  # dark = dense = reliable
 STYLE = {
     "font.size": 9,
@@ -66,12 +73,12 @@ def digits_figure(result: Digits) -> Figure:
         _draw_accuracy(figure.add_subplot(grid[0, 0]), result)
         _draw_distribution(figure.add_subplot(grid[0, 1]), result)
         order = np.argsort(result.log_bound, kind="stable")
-        _draw_digits(
-            figure.add_subplot(grid[1, 0]), result, order[:24], "Most reliable, with the network's answer (blue: right)"
-        )
-        _draw_digits(
-            figure.add_subplot(grid[1, 1]), result, order[-24:][::-1], "Least reliable (red: wrong, amber: never seen)"
-        )
+        draw, n = np.random.default_rng(0), round(EXTREME * len(order))
+        for axes, rows, name in (
+            (figure.add_subplot(grid[1, 0]), order[:n], "most reliable (blue: right, red: wrong, amber: never seen)"),
+            (figure.add_subplot(grid[1, 1]), order[-n:], "least reliable"),
+        ):
+            _draw_digits(axes, result, draw.choice(rows, SHOWN, replace=False), f"Of the {EXTREME:.0%} {name}")
     return figure
 
 
@@ -123,7 +130,7 @@ def _draw_surface(axes: Any, result: HalfMoons) -> None:
     axes.set_box_aspect((1, 1, 0.6), zoom=1.04)
     axes.tick_params(labelsize=7, pad=-2)
     axes.set(xticks=ends, yticks=ends)
-    axes.set_title("(c) log bound", y=1.04)
+    axes.set_title("(c) log bound: a landscape", y=1.04)
 
 
 def _draw_heat(axes: Axes, bar: Axes, result: HalfMoons) -> None:
@@ -140,16 +147,14 @@ def _draw_heat(axes: Axes, bar: Axes, result: HalfMoons) -> None:
     axes.add_collection(polygons)
     sparse = result.points[::10]
     axes.scatter(sparse[:, 0], sparse[:, 1], s=2, color="white", edgecolors=INK, linewidths=0.2, rasterized=True)
-    axes.set_title("(d) unreliability")
+    axes.set_title("(d) log bound: from above")
     axes.figure.colorbar(polygons, cax=bar, label="log bound")
 
 
 def _draw_accuracy(axes: Axes, result: Digits) -> None:
-    colours = dict(zip(result.curves, (INK, BLUE, AMBER, RED), strict=True))
-    for name, curve in result.curves.items():
+    for (name, curve), (colour, style, width) in zip(result.curves.items(), SCORES, strict=True):
         accuracy = 100 * (1 - curve.risk)
-        first = name == next(iter(result.curves))
-        axes.plot(100 * curve.coverage, accuracy, label=name, color=colours[name], linewidth=2.0 if first else 1.1)
+        axes.plot(100 * curve.coverage, accuracy, label=name, color=colour, linestyle=style, linewidth=width)
     axes.set(xlim=(50, 100.5), xlabel="accepted (%)", ylabel="accuracy of the accepted (%)")
     axes.legend(loc="lower left")
     axes.set_title("Digits 0-7: refusing the least reliable")
@@ -165,12 +170,12 @@ def _draw_distribution(axes: Axes, result: Digits) -> None:
         shares = 100.0 * np.histogram(values, edges)[0] / len(values)
         axes.stairs(shares, edges, fill=True, color=colour, alpha=0.55, label=f"{name} ({len(values)})")
         tallest = max(tallest, shares.max())
-    # few are wrong: one tick each says more than a histogram
-    axes.plot(
-        wrong, np.full(len(wrong), 1.06 * tallest), "|", color=RED, markersize=9, label=f"0-7, wrong ({len(wrong)})"
-    )
-    axes.set(xlabel="log bound (higher = less reliable)", ylabel="share of the group (%)", ylim=(0, 1.42 * tallest))
-    axes.legend(loc="upper right", ncols=3, columnspacing=1.2, handlelength=1.2)
+    # few are wrong: one tick each, below the histogram, says more than bars
+    ticks = np.full(len(wrong), -0.05 * tallest)
+    axes.plot(wrong, ticks, "|", color=RED, markersize=9, label=f"0-7, wrong ({len(wrong)}, one tick each)")
+    axes.set(xlabel="log bound (higher = less reliable)", ylabel="share of the group (%)")
+    axes.set(ylim=(-0.1 * tallest, 1.05 * tallest))
+    axes.legend(loc="upper right", handlelength=1.2)
     axes.set_title("Unreliability by outcome")
 
 

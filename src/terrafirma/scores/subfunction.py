@@ -168,6 +168,11 @@ class SubfunctionBound:
         """A fitted estimator from a table and its normalisers for ``Gaussian(rho)``, computed elsewhere."""
         return cls(rho, delta)._set(table, norm, Gaussian(rho), Gaussian(rho))
 
+    def __getattr__(self, name: str) -> Any:
+        if name in SubfunctionBound.__annotations__:
+            raise NotFitted(f"SubfunctionBound is not fitted. Call fit(X, errors) before reading {name}.")
+        raise AttributeError(f"SubfunctionBound has no attribute {name!r}.")
+
     def __repr__(self) -> str:
         other = "" if self.weighting is None else f", weighting={self.weighting!r}"
         fitted = f" fitted on {self.n_samples_} samples" if hasattr(self, "regions_") else ""
