@@ -115,6 +115,20 @@ def test_the_order_of_rows_never_matters_for_fractional_errors(metric, rng):
     assert metric(scores[rows], errors[rows]) == metric(scores, errors)
 
 
+def test_sums_within_a_tie_do_not_depend_on_the_order_of_rows(rng):
+    errors = rng.random(1000)
+    expected = metrics.risk_coverage(np.zeros(1000), errors).risk
+    published = metrics.aucea(np.r_[np.zeros(1000), 1.0], np.r_[errors, 0.0], thresholds=7)
+    for _ in range(20):
+        shuffled = rng.permutation(errors)
+        np.testing.assert_array_equal(metrics.risk_coverage(np.zeros(1000), shuffled).risk, expected)
+        assert metrics.aucea(np.r_[np.zeros(1000), 1.0], np.r_[shuffled, 0.0], thresholds=7) == published
+
+
+def test_the_published_protocol_spans_all_floats():
+    assert metrics.auroc([-1.7e308, 0.0, 1.7e308], [0, 1, 1], thresholds=1000) == 1.0
+
+
 def test_extremes():
     wrong = np.array([False, False, True])
     assert metrics.auroc([0, 1, 2], wrong) == 1.0
@@ -214,6 +228,17 @@ def test_bootstrap_redraws_what_has_no_wrong_row():
 def test_bad_input_is_named(call, message):
     with pytest.raises(InvalidInput, match=message):
         call()
+
+
+@pytest.mark.parametrize("metric", [metrics.roc, lambda u, e: np.nan, lambda u, e: "a"])
+def test_a_bootstrap_needs_a_number(metric):
+    with pytest.raises(InvalidInput, match="metric must return one finite number. Got (Roc|nan|'a')"):
+        metrics.bootstrap(metric, [1.0, 2.0], [0, 1])
+
+
+def test_the_share_to_refuse_is_one_number():
+    with pytest.raises(InvalidInput, match=r"tpr must lie between 0 and 1 .* Got array\(\[0.5, 1. \]\)."):
+        metrics.fpr_at_tpr([1.0, 2.0], [0, 1], tpr=np.array([0.5, 1.0]))
 
 
 def test_narrow_integers_are_numbers_of_thresholds():

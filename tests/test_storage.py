@@ -125,6 +125,13 @@ def test_read_only_files_and_pipes_are_left_alone(path, tmp_path):
         storage.write_arrays(tmp_path / "pipe", "Thing", ARRAYS, {})
 
 
+def test_links_in_a_circle_are_named(tmp_path):
+    (tmp_path / "a").symlink_to(tmp_path / "b")
+    (tmp_path / "b").symlink_to(tmp_path / "a")
+    with pytest.raises((BadFile, OSError), match="a"):
+        storage.write_arrays(tmp_path / "a", "Thing", ARRAYS, {})
+
+
 def test_errors_of_the_system_name_the_users_file(path, monkeypatch):
     def full(descriptor):
         raise OSError(28, "No space left on device")

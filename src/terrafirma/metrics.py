@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from terrafirma.core._checks import as_array, check_count, check_errors, check_share
+from terrafirma.core._checks import as_array, check_count, check_errors, check_metric_value, check_share
 from terrafirma.core.patterns import BoolArray, FloatArray, IntArray
 from terrafirma.errors import InvalidInput, UndefinedMetric
 
@@ -169,7 +169,7 @@ def aupr(unreliability: Any, wrong: Any) -> float:
 
 def fpr_at_tpr(unreliability: Any, wrong: Any, *, tpr: float = 0.95) -> float:
     """Share of right rows refused at the highest threshold that refuses at least ``tpr`` of the wrong ones."""
-    if tpr != 1:
+    if not (np.isscalar(tpr) and tpr == 1):
         tpr = check_share("tpr", tpr, "the share of wrong rows to refuse, which may also be 1")
     curve = roc(unreliability, wrong)
     return float(curve.false_alarms[np.argmax(curve.hits >= tpr)])
@@ -218,13 +218,13 @@ def bootstrap(
     truth = as_array(truth, "truth")
     if truth.shape[:1] != u.shape:
         raise InvalidInput(f"truth must have {len(u)} rows, as unreliability. Got shape {truth.shape}.")
-    value = metric(u, truth)
+    value = check_metric_value(metric(u, truth))
     rng = np.random.default_rng(check_count("seed", seed, least=0))
     values: list[float] = []
     for _ in range(MOST_DRAWS * samples):
         rows = rng.integers(len(u), size=len(u))
         with contextlib.suppress(UndefinedMetric):
-            values.append(float(metric(u[rows], truth[rows])))
+            values.append(check_metric_value(metric(u[rows], truth[rows])))
         if len(values) == samples:
             break
     else:
@@ -256,8 +256,8 @@ def _published_counts(u: FloatArray, errors: FloatArray, thresholds: int) -> tup
     finite = u[np.isfinite(u)]
     if len(finite) == 0:
         raise UndefinedMetric("thresholds need at least one finite unreliability. Got none; leave thresholds=None.")
-    steps = np.linspace(finite.min(), finite.max(), thresholds + 1)
-    order: IntArray = np.argsort(u, kind="stable")
+    steps = 2 * np.linspace(finite.min() / 2, finite.max() / 2, thresholds + 1)  # by halves, as the span may overflow
+    order: IntArray = np.lexsort([errors, u])  # errors too: sums then do not depend on the order of rows
     accepted = np.searchsorted(u[order], np.concatenate([[-np.inf], steps, [np.inf]]), side="right")
     cumulated = np.concatenate([[0.0], np.cumsum(errors[order])])
     return accepted.astype(np.float64), cumulated[accepted]

@@ -1,6 +1,6 @@
 """The search over hyperparameters, on validation data only.
 
-Implements a:algo. Distances do not depend on rho and delta: one pass over pairs serves the whole grid.
+Implements a:algo. Distances do not depend on rho and delta: each pair is compared for the whole grid, not for each setting.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from terrafirma import metrics
-from terrafirma.core._checks import as_array, check_delta, check_errors
+from terrafirma.core._checks import as_array, check_delta, check_errors, check_metric_value
 from terrafirma.core._threads import row_ranges
-from terrafirma.core.bound import Smoother, bound_terms
+from terrafirma.core.bound import KernelSums, Smoother, bound_terms, log_relative_bound
 from terrafirma.core.normalizers import Normalizers, normalize
 from terrafirma.core.patterns import FloatArray, PackedPatterns, as_patterns
 from terrafirma.core.regions import RegionTable
@@ -97,7 +97,7 @@ def select(
     if len(train) == 0:
         raise InvalidInput("X_train must have at least one row to fit. Got none.")
     errors_train = check_errors(errors_train, len(train), name="errors_train")
-    table = RegionTable.build(train, errors_train, consume=train is not X_train)
+    table = (RegionTable.build if train is X_train else RegionTable.build_in_place)(train, errors_train)
     warn_if_all_active(X_train, table)
     val = as_patterns(X_val, n_units=table.n_units, name="X_val")
     errors = check_errors(errors_val, len(val), name="errors_val")
@@ -109,18 +109,21 @@ def select(
     for delta in deltas:
         check_delta(delta)
 
+    ranked = log_relative_bound if isinstance(metric, str) else _log_bound
+
     def sweep(widths: Sequence[float]) -> list[_Setting]:
-        """All settings of these widths, from one pass over distances."""
+        """All settings of these widths, together."""
         weightings = [Gaussian(rho) for rho in widths]
         norms = normalize(table, weightings)
         sums = Smoother.prepare(table, weightings, norms).sums(val)
         return [
-            _Setting(rho, delta, score(bound_terms(at_rho, delta, table.n_samples).log_bound, errors), norm)
+            _Setting(rho, delta, score(ranked(at_rho, delta, table.n_samples), errors), norm)
             for rho, norm, at_rho in zip(widths, norms, sums, strict=True)
             for delta in deltas
         ]
 
     settings = sweep(default_rhos(val, table) if rhos is None else rhos)
+    # the edge has won: look beyond it
     if rhos is None and 1 < _best(settings).rho == settings[0].rho:
         settings += sweep(_narrower(settings[0].rho))
     best = _best(settings)
@@ -129,6 +132,10 @@ def select(
     )
     chance = score(np.zeros(len(val)), errors) if isinstance(metric, str) and thresholds is None else None
     return Selection(SubfunctionBound.from_parts(best.rho, best.delta, table, best.norm), grid, chance)
+
+
+def _log_bound(sums: KernelSums, delta: float, N: int) -> FloatArray:
+    return bound_terms(sums, delta, N).log_bound
 
 
 class _Setting(NamedTuple):
@@ -164,26 +171,27 @@ def default_rhos(val: PackedPatterns, table: RegionTable) -> tuple[float, ...]:
     cumulated = np.cumsum(by_distance)
     median = np.searchsorted(cumulated, cumulated[-1] / 2)
     low = max(float(np.median(nearest)), 1.0)
-    return tuple(np.geomspace(low, max(float(median), low), N_RHOS).tolist())
+    return tuple(np.geomspace(low, median, N_RHOS).tolist()) if median > low else (low,)
 
 
 def _grid(name: str, values: Sequence[float]) -> tuple[Any, ...]:
-    grid = tuple(as_array(list(values) if isinstance(values, Iterable) else [values], name).ravel().tolist())
+    many = isinstance(values, Iterable) and getattr(values, "ndim", 1) > 0
+    grid = tuple(as_array(list(values) if many else [values], name).ravel().tolist())
     if not grid:
         raise InvalidInput(f"{name} must have at least one value to try. Got none; leave it out for the default grid.")
     return grid
 
 
 def _metric(metric: str | Metric, thresholds: int | None) -> Callable[[FloatArray, npt.NDArray[Any]], float]:
-    if metric in LOWER_IS_BETTER:
-        raise InvalidInput(
-            f"metric must grow with quality. Got {metric.__name__}, which falls; "
-            f"use lambda u, e: -metrics.{metric.__name__}(u, e)."
-        )
     if callable(metric):
+        if metric in LOWER_IS_BETTER:
+            raise InvalidInput(
+                f"metric must grow with quality. Got {metric.__name__}, which falls; "
+                f"use lambda u, e: -metrics.{metric.__name__}(u, e)."
+            )
         if thresholds is not None:
             raise InvalidInput("thresholds belongs to the named metrics. Got it with a function; leave it out.")
-        return lambda unreliability, errors: _finite(_called(metric, unreliability, errors))
+        return lambda unreliability, errors: check_metric_value(_called(metric, unreliability, errors))
     named: dict[str, Metric] = {"aucea": metrics.aucea, "auroc": metrics.auroc}
     if not isinstance(metric, str) or metric not in named:
         raise InvalidInput(f"metric must be 'aucea', 'auroc' or a function. Got {metric!r}.")
@@ -197,16 +205,3 @@ def _called(metric: Metric, unreliability: FloatArray, errors: FloatArray) -> An
     except Exception as error:
         error.add_note("select calls metric(unreliability, errors), in this order; wrap functions that take another.")
         raise
-
-
-def _finite(value: Any) -> float:
-    """A metric's value, which must be one finite number: NaN would win every comparison."""
-    try:
-        number = float(value)
-    except (TypeError, ValueError) as error:
-        raise InvalidInput(f"metric must return a number. Got {value!r:.80}.") from error
-    if not np.isfinite(number):
-        raise InvalidInput(
-            f"metric must be finite for every setting. Got {number}; choose one defined on these errors."
-        )
-    return number

@@ -71,7 +71,10 @@ def read_arrays(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, npt.
 
 def write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
     """Replace a file by ``data`` at once: a crash half-way leaves the old file whole and no litter that counts."""
-    path = Path(path).resolve()  # through a link, to the file itself
+    try:
+        path = Path(path).resolve()  # through a link, to the file itself
+    except RuntimeError as error:
+        raise BadFile(f"{path} cannot be written: its links lead in a circle.") from error
     reason = _why_not_writable(path)
     if reason:
         raise BadFile(f"{path} cannot be written: {reason}.")

@@ -4,7 +4,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import terrafirma
@@ -53,6 +53,22 @@ def test_every_part_is_that_of_the_naive_twin(width, family, M, N, delta, random
             assert terms.log_risk[i] == -np.inf
         assert terms.log_gap[i] == pytest.approx(np.log(gap), rel=1e-10, abs=1e-10)
         assert terms.log_bound[i] == pytest.approx(np.log(float(risk) + gap), rel=1e-10, abs=1e-10)
+
+
+@settings(max_examples=6)
+@given(st.floats(0.3, 10), st.integers(8, 12), st.randoms(use_true_random=False))
+def test_the_bound_among_thousands_of_patterns(rho, M, random):
+    """As above, with 2^8 to 2^12 patterns."""
+    draw = np.random.default_rng(random.getrandbits(32))
+    X, errors = draw.random((6, M)) < 0.5, draw.choice([0.0, 0.5, 1.0], size=6)
+    query = draw.random(M) < 0.5
+    terms = terrafirma.SubfunctionBound(rho=rho, delta=0.3).fit(X, errors).terms(query[None])
+    d, samples = values(Gaussian(rho), M), [tuple(x) for x in X.astype(int).tolist()]
+    P, q = naive.density(d, samples, M), tuple(query.astype(int).tolist())
+    risk = naive.risk(d, P, samples, [Fraction(e) for e in errors], q)
+    gap = np.sqrt(np.log(2 / 0.3) / 12) / P[q]
+    assert terms.log_density[0] == pytest.approx(log(P[q]), rel=1e-10, abs=1e-10)
+    assert terms.log_bound[0] == pytest.approx(log(risk + Fraction(gap)), rel=1e-10, abs=1e-10)
 
 
 @pytest.mark.parametrize("rho", [0.5, 2.0, 6.0])

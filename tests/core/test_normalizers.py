@@ -4,7 +4,7 @@ from math import comb
 import mpmath
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from terrafirma.core.normalizers import log_u, log_w, log_z, normalize
@@ -51,6 +51,19 @@ def test_z_is_the_sum_over_all_patterns(weighting, M):
     assert expected == pytest.approx([log(naive.z_as_printed(d, M, a)) for a in range(M + 1)], abs=1e-14)
     np.testing.assert_allclose(log_z(weighting, M), expected, rtol=1e-11, atol=1e-12)
     np.testing.assert_allclose(log_z(tabulated(weighting, M), M), expected, rtol=1e-11, atol=1e-12)
+
+
+@settings(max_examples=10)
+@given(weightings, st.integers(8, 12), st.randoms(use_true_random=False))
+def test_w_among_thousands_of_patterns(weighting, M, random):
+    """As above, with 2^8 to 2^12 patterns."""
+    X = np.random.default_rng(random.getrandbits(32)).random((5, M)) < 0.5
+    d, samples = values(weighting, M), [tuple(x) for x in X.astype(int).tolist()]
+    P = naive.density(d, samples, M)
+    table = RegionTable.build(PackedPatterns.pack(X), np.ones(5))
+    expected = [log(naive.w(d, P, tuple(p))) for p in table.patterns.to_bool().astype(int).tolist()]
+    np.testing.assert_allclose(log_w(table, [weighting])[0], expected, rtol=1e-11, atol=1e-11)
+    assert log_u(weighting, M, 5) == pytest.approx(log(naive.u(d, samples, M)), rel=1e-12, abs=1e-12)
 
 
 @pytest.mark.parametrize("weighting", [Gaussian(0.5), Gaussian(3.0), Exponential(1.5)])
@@ -118,6 +131,15 @@ def test_extreme_widths(rho):
     z = log_z(Gaussian(rho), M)
     assert not np.isnan(z).any()
     assert z[0] == pytest.approx(0.0 if few else M * np.log(2), abs=1e-7)
+
+
+@pytest.mark.jit
+def test_any_weighting_at_the_sizes_of_real_layers():
+    """The double sum against the separated one."""
+    distances = np.array([0, 1, 700, 2048])
+    gaussian = Gaussian(100.0)
+    found = log_z(tabulated(gaussian, 2048), 2048, distances)
+    np.testing.assert_allclose(found, log_z(gaussian, 2048, distances), rtol=1e-13)
 
 
 def test_only_the_distances_asked_for():

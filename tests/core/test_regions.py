@@ -1,8 +1,11 @@
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from scipy.sparse import csr_array
 
 import terrafirma
 from terrafirma.core import _kernels, regions
@@ -63,7 +66,7 @@ def test_patterns_fill_whole_panels_and_come_back(rng):
 @pytest.mark.parametrize("distinct", [True, False])
 def test_a_table_that_takes_over_the_patterns_is_the_same(rng, n, distinct):
     X, errors = rng.random((n, 130 if distinct else 3)) < 0.5, rng.random(n)
-    assert_equal_tables(build(X, errors, keep_samples=True, consume=True), build(X, errors, keep_samples=True))
+    assert_equal_tables(RegionTable.build_in_place(PackedPatterns.pack(X), errors), build(X, errors))
 
 
 def test_patterns_of_the_user_are_never_taken_over(rng):
@@ -123,8 +126,16 @@ def test_the_empty_table_is_the_unit(rng):
 
 def test_counts_past_32_bits_merge_exactly(rng):
     table = build(rng.random((20, 9)) < 0.5)
-    big = RegionTable(table.panels, 9, table.counts * (2**40 + 1), table.error_sum)
-    assert big.merge(big).counts.tolist() == (2 * (2**40 + 1) * table.counts).tolist()
+    for each in (2**40 + 1, 2**53 + 1):
+        big = RegionTable(table.panels, 9, table.counts * each, table.error_sum)
+        assert big.merge(table).counts.tolist() == [n * (each + 1) for n in table.counts.tolist()]
+
+
+def test_errors_sum_as_exactly_as_floats_can():
+    """A thousand errors too small to show beside one, before it and after it."""
+    errors = np.r_[np.full(500, 1e-17), 1.0, np.full(500, 1e-17)]
+    table = build(np.ones((1001, 3)), errors)
+    assert table.error_sum[0] == math.fsum(errors) > 1.0
 
 
 def test_colliding_hashes_are_told_apart(rng, monkeypatch):
@@ -180,9 +191,22 @@ def test_bad_errors_are_named(errors, message):
         build(np.zeros((3, 2)), errors)
 
 
-@pytest.mark.parametrize("labels", [[0, 1], [0, -1, 2], [0.5, 1.0, 2.0], ["a", "b", "c"], [[0], [1, 2], []]])
+@pytest.mark.parametrize(
+    "labels",
+    [
+        [0, 1],
+        [0, -1, 2],
+        np.full(3, 2**63, dtype=np.uint64),
+        [0, 1, 2**31],
+        [0.5, 1.0, 2.0],
+        ["a", "b", "c"],
+        [[0], [1, 2], []],
+    ],
+)
 def test_bad_labels_are_named(labels):
-    with pytest.raises(InvalidInput, match=r"labels must be (integers from 0 of shape \(3,\)|a rectangular array)"):
+    with pytest.raises(
+        InvalidInput, match=r"labels must be (integers from 0 to \d+ of shape \(3,\)|a rectangular array)"
+    ):
         build(np.zeros((3, 2)), labels=labels)
 
 
@@ -207,10 +231,41 @@ def test_tables_cannot_be_written_to():
 
 
 def test_arrays_handed_to_a_table_stay_the_users():
+    """The table keeps copies: bits set later, beyond the last unit, would be counted out of bounds."""
     table = build(np.eye(3))
-    counts = table.counts.copy()
-    RegionTable(table.panels, 3, counts, table.error_sum)
-    counts[:] = 1  # still writable
+    panels, counts = table.panels.copy(), table.counts.copy()
+    other = RegionTable(panels, 3, counts, table.error_sum)
+    panels[:], counts[:] = 2**64 - 1, 7
+    assert_equal_tables(other, table)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"counts": np.array([1, 0, 1])}, r"counts must be positive, and their sum below 2\^62. Got others"),
+        (
+            {"counts": np.array([2**61, 2**61, 2**61])},
+            r"counts must be positive, and their sum below 2\^62. Got others",
+        ),
+        ({"error_sum": np.array([0.0, 1.5, 0.0])}, "error_sum must lie between 0 and the region's count. Got others"),
+        (
+            {"error_sum": np.array([0.0, np.nan, 0.0])},
+            "error_sum must lie between 0 and the region's count. Got others",
+        ),
+        ({"counts": np.ones(3)}, r"counts must be a contiguous int64 array of shape \(3,\). Got float64"),
+        ({"panels": np.full((1, 1, 32), 8, np.uint64)}, "Bits beyond unit 3 must be 0. Got some that are set"),
+        ({"label_counts": csr_array(np.eye(3, 2, dtype=int))}, "label_counts must sum to the counts of the regions"),
+        ({"label_counts": csr_array(np.eye(4, dtype=int))}, "label_counts must sum to the counts of the regions"),
+        ({"sample_region": np.array([0, 1, 1])}, "sample_region must number each sample's region, as often as counts"),
+        ({"sample_region": np.array([0, 1, 2, 99])}, "sample_region must number each sample's region, as often as"),
+        ({"sample_region": np.array([0.0, 1.0, 2.0])}, "sample_region must number each sample's region, as often as"),
+    ],
+)
+def test_tables_that_cannot_be_are_named(change, message):
+    table = build(np.eye(3), np.zeros(3))
+    parts = {"panels": table.panels, "n_units": 3, "counts": table.counts, "error_sum": table.error_sum} | change
+    with pytest.raises(InvalidInput, match=message):
+        RegionTable(**parts)
 
 
 @pytest.mark.parametrize("rows", [[-1], [3], [0, 99]])

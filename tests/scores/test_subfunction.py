@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 
 import terrafirma
-from terrafirma import SubfunctionBound
-from terrafirma.core.bound import bound_terms
+from terrafirma import SubfunctionBound, storage
+from terrafirma.core.bound import Smoother, bound_terms
 from terrafirma.core.normalizers import log_w, log_z
 from terrafirma.core.patterns import PackedPatterns
 from terrafirma.core.regions import RegionTable
@@ -160,9 +160,81 @@ def test_a_failed_fit_changes_nothing(data):
     X, errors, Q = data
     est = SubfunctionBound(rho=4.0).fit(X, errors)
     before = est.unreliability(Q)
+    state = dict(vars(est))
     with pytest.raises(InvalidInput):
         est.fit(X[:, :5], errors * 7.0)
+    assert vars(est) == state
     np.testing.assert_array_equal(est.unreliability(Q), before)
+
+
+def test_a_fit_that_fails_late_changes_nothing(data, monkeypatch):
+    X, errors, _ = data
+    est = SubfunctionBound(rho=4.0).fit(X, errors)
+    state = dict(vars(est))
+
+    def fail(*args):
+        raise MemoryError
+
+    monkeypatch.setattr(Smoother, "prepare", fail)
+    with pytest.raises(MemoryError):
+        est.fit(X[:, :5], errors)
+    assert vars(est) == state
+
+
+def test_delta_is_checked_whenever_it_is_used(data, tmp_path):
+    X, errors, Q = data
+    est = SubfunctionBound(rho=4.0).fit(X, errors)
+    est.delta = 2.0
+    for use in (lambda: est.unreliability(Q), lambda: est.terms(Q), lambda: est.save(tmp_path / "bound")):
+        with pytest.raises(InvalidInput, match=r"delta must lie in \(0, 1\] .* Got 2.0."):
+            use()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_packed_patterns_are_checked_whenever_they_are_used(data):
+    X, errors, Q = data
+    est, packed = SubfunctionBound(rho=4.0).fit(X, errors), PackedPatterns.pack(Q)
+    packed.words[3, -1] |= np.uint64(1 << 63)
+    with pytest.raises(InvalidInput, match="Bits beyond unit 70 must be 0."):
+        est.unreliability(packed)
+
+
+def test_a_file_with_impossible_normalisers_is_refused(data, tmp_path):
+    X, errors, _ = data
+    path = tmp_path / "bound"
+    SubfunctionBound(rho=4.0).fit(X, errors).save(path)
+    arrays, settings = storage.read_arrays(path, "SubfunctionBound")
+    log_ws = arrays["log_w"]
+    for bad in (np.full_like(log_ws, np.nan), log_ws[:-1], log_ws.astype(np.float32)):
+        storage.write_arrays(path, "SubfunctionBound", arrays | {"log_w": bad}, settings)
+        with pytest.raises(BadFile, match="log_w must be finite, one for each region with an error"):
+            SubfunctionBound.load(path)
+
+
+class Fickle:
+    """A weighting of somebody else's, that changes its mind and cannot be compared."""
+
+    scale = 1.0
+
+    def log_d(self, M):
+        return -self.scale * np.sqrt(np.arange(M + 1.0))
+
+    def __eq__(self, other):
+        return np.array([True, False])
+
+    __hash__ = None
+
+
+def test_weightings_are_compared_by_their_values(data):
+    X, errors, Q = data
+    est = SubfunctionBound(weighting=Fickle()).fit(X, errors)
+    before = est.unreliability(Q)
+    est.weighting = Tabulated(-np.sqrt(np.arange(71.0)))
+    np.testing.assert_array_equal(est.unreliability(Q), before)
+    est.weighting = Fickle()
+    est.weighting.scale = 2.0
+    with pytest.raises(NotFitted, match="SubfunctionBound was fitted with .* and now has .*Call fit"):
+        est.unreliability(Q)
 
 
 def test_input_is_never_written_to(data):

@@ -16,6 +16,7 @@ from rich.table import Table
 
 from terrafirma import storage
 from terrafirma._version import __version__
+from terrafirma.errors import require
 from terrafirma.experiments import digits, half_moons
 from terrafirma.experiments.digits import REFUSED, Digits, ScoreRow
 from terrafirma.experiments.half_moons import HalfMoons
@@ -26,6 +27,7 @@ __all__ = ["run"]
 
 def run(output: Path, seed: int) -> None:
     """Run both experiments, print the tables, write everything to ``output``."""
+    require("matplotlib", extra="plots")  # rather now than after the work
     console = Console()
     output.mkdir(parents=True, exist_ok=True)
     with Progress(

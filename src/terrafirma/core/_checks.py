@@ -10,7 +10,15 @@ import numpy.typing as npt
 
 from terrafirma.errors import InvalidInput
 
-__all__ = ["as_array", "check_count", "check_delta", "check_errors", "check_positive", "check_share"]
+__all__ = [
+    "as_array",
+    "check_count",
+    "check_delta",
+    "check_errors",
+    "check_metric_value",
+    "check_positive",
+    "check_share",
+]
 
 
 def as_array(value: Any, name: str) -> npt.NDArray[Any]:
@@ -85,6 +93,16 @@ def check_share(name: str, value: Any, meaning: str) -> float:
     if not 0 < _number(value) < 1:
         raise InvalidInput(f"{name} must lie between 0 and 1 ({meaning}). Got {_shown(value)}.")
     return float(value)
+
+
+def check_metric_value(value: Any) -> float:
+    """What a metric returned as one finite number: NaN would win every comparison."""
+    number = value.item() if isinstance(value, np.ndarray | np.generic) and value.size == 1 else value
+    if not math.isfinite(_number(number)):
+        raise InvalidInput(
+            f"metric must return one finite number. Got {_shown(value)}; choose one that these rows define."
+        )
+    return float(number)
 
 
 def _number(value: Any) -> float:

@@ -153,6 +153,23 @@ def rows_to_panels(blocks: WordArray) -> None:
 
 
 @kernel
+def log_double_sum(log_d: FloatArray, log_differing: FloatArray, log_others: FloatArray) -> float:
+    """Log of ``sum_c sum_e exp(log_differing[c] + log_others[e] + log_d[c + e] + log_d[a - c + e])``, c = 0..a."""
+    a = len(log_differing) - 1
+    largest = -np.inf
+    for c in range(a + 1):
+        for e in range(len(log_others)):
+            largest = max(largest, log_differing[c] + log_others[e] + log_d[c + e] + log_d[a - c + e])
+    total = 0.0
+    for c in range(a + 1):
+        for e in range(len(log_others)):
+            above = log_differing[c] + log_others[e] + log_d[c + e] + log_d[a - c + e] - largest
+            if above > -80.0:  # of 2^60 terms the rest would be nothing
+                total += math.exp(above)
+    return float(largest + math.log(total))
+
+
+@kernel
 def log_binomial_sum(n: int, shift: float, rho: float, scale: float, log_factorial: FloatArray) -> float:
     """Log of ``sum_c C(n, c) exp(-scale ((c + shift) / rho)^2)`` over c = 0..n.
 

@@ -52,7 +52,7 @@ DistanceArray = npt.NDArray[np.uint32]
 
 
 def _lanes() -> int:
-    """64-bit lanes of this CPU's vectors, by the features that numba compiles for."""
+    """64-bit lanes of the vectors: those of this CPU, or of the one that ``NUMBA_CPU_FEATURES`` describes."""
     features: str | None = config.CPU_FEATURES  # type: ignore[attr-defined]
     if features is None:
         features = binding.get_host_cpu_features().flatten()

@@ -25,7 +25,7 @@ from terrafirma.core.regions import RegionTable, Rows, fill_panels, lay_out
 from terrafirma.core.sums import log_sums
 from terrafirma.core.weighting import Weighting
 
-__all__ = ["BoundTerms", "KernelSums", "Smoother", "bound_terms", "log_gap_constant"]
+__all__ = ["BoundTerms", "KernelSums", "Smoother", "bound_terms", "log_gap_constant", "log_relative_bound"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,6 +133,17 @@ class Smoother:
 def log_gap_constant(delta: float, N: int) -> float:
     """Log of ``sqrt(log(2/delta) / 2N)``: the gap is this over the density [eq:true_error_bound]."""
     return 0.5 * (math.log(math.log(2.0) - math.log(delta)) - math.log(2.0 * N))
+
+
+def log_relative_bound(sums: KernelSums, delta: float, N: int) -> FloatArray:
+    """Log of the bound over ``sqrt(log(2/delta) / 2N)``, which ranks alike.
+
+    Where the risk is nothing beside the gap this is ``-log P(h)`` to the last bit, so that all delta tie; adding a constant
+    for each would round near neighbours together for one and not for another.
+    """
+    log_risk_over_gap = sums.log_risk + sums.log_density - log_gap_constant(delta, N)
+    with np.errstate(under="ignore"):
+        return np.asarray(np.logaddexp(0.0, log_risk_over_gap) - sums.log_density)
 
 
 def bound_terms(sums: KernelSums, delta: float, N: int) -> BoundTerms:

@@ -8,7 +8,7 @@ The paper's sums run over (M+1) or (M+1)^3 terms with binomials of up to a thous
 - separate for the Gaussian. Since ``(c+e)^2 + (a-c+e)^2 = 2 (c - a/2)^2 + 2 (e + a/2)^2``,
   ``z(a) = [sum_c C(a, c) exp(-(c - a/2)^2 / rho^2)] [sum_e C(M-a, e) exp(-(e + a/2)^2 / rho^2)]``:
   O(M^2) at most for the whole table instead of O(M^3), all terms positive, and log-concave, so that few of them matter;
-- the plain double sum over (c, e), in logs, for any other weighting.
+- the plain double sum over (c, e), in logs, for any other weighting: a (M - a) terms for each distance that occurs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from scipy.special import gammaln, logsumexp
 
 from terrafirma.core import _kernels
 from terrafirma.core._checks import as_array, check_count
-from terrafirma.core._threads import Map, threads
+from terrafirma.core._threads import Map, row_ranges, threads
 from terrafirma.core.patterns import FloatArray, IntArray
 from terrafirma.core.regions import RegionTable, Rows
 from terrafirma.core.sums import log_sums, occupied_distances
@@ -55,7 +55,7 @@ class Normalizers:
 
 
 def normalize(table: RegionTable, weightings: Sequence[Weighting], *, mapper: Map = threads) -> list[Normalizers]:
-    """The normalisers of each weighting, from one pass over distances."""
+    """The normalisers of each weighting, computed together."""
     wrong = np.flatnonzero(table.error_sum > 0)
     log_ws = log_w(table, weightings, regions=wrong, mapper=mapper)
     n = table.n_samples
@@ -118,7 +118,8 @@ def log_z(weighting: Weighting, M: int, distances: IntArray | None = None) -> Fl
         logs = np.array([_log_z_separated(rho, M, a, factorials) for a in flat.tolist()])
     else:
         log_d = weighting.log_d(M)
-        logs = np.array([_log_z_double_sum(log_d, M, a) for a in flat.tolist()])
+        each = threads(lambda one: _log_z_double_sum(log_d, M, int(flat[one.start])), row_ranges(len(flat), 1))
+        logs = np.array(each, dtype=np.float64)
     return logs.reshape(asked.shape)
 
 
@@ -164,7 +165,4 @@ def _log_z_separated(rho: float, M: int, a: int, factorials: FloatArray) -> floa
 
 def _log_z_double_sum(log_d: FloatArray, M: int, a: int) -> float:
     """``sum_c sum_e C(a, c) C(M-a, e) d(c+e) d(a-c+e)``: c of the a differing bits are flipped, e of the others."""
-    c, e = np.arange(a + 1)[:, None], np.arange(M - a + 1)[None, :]
-    terms = _log_binomials(a)[:, None] + _log_binomials(M - a)[None, :] + log_d[c + e] + log_d[a - c + e]
-    with np.errstate(under="ignore"):
-        return float(logsumexp(terms))
+    return float(_kernels.log_double_sum(log_d, _log_binomials(a), _log_binomials(M - a)))

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 __all__ = ["RegionTable", "Rows", "fill_panels", "lay_out"]
 
 MOST_SAMPLES = 2**62  # so that sums of two tables still fit into 64 bits
+MOST_LABELS = 2**31
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,8 +86,9 @@ class RegionTable:
                     f"{name} must be a contiguous {dtype.__name__} array of shape {shape}. "
                     f"Got {value.dtype} of shape {value.shape}; make tables with RegionTable.build."
                 )
-            kept = value.view()
-            kept.setflags(write=False)  # what has been derived from it would no longer be true
+            # read-only, and nobody else's to write: kernels rely on what is checked here, and so does what is derived from it
+            kept = value.copy() if value.flags.writeable else value
+            kept.setflags(write=False)
             object.__setattr__(self, name, kept)
         if (self.counts < 1).any() or self.counts.sum(dtype=np.float64) >= MOST_SAMPLES:
             raise InvalidInput("counts must be positive, and their sum below 2^62. Got others; look for an overflow.")
@@ -94,9 +96,23 @@ class RegionTable:
             raise InvalidInput(
                 "error_sum must lie between 0 and the region's count. Got others; each error is in [0, 1]."
             )
+        self._check_optional_parts()
         if spare and np.bitwise_or.reduce(self.panels[:, -1], axis=None) >> np.uint64(spare):
             raise InvalidInput(
                 f"Bits beyond unit {self.n_units} must be 0. Got some that are set; pack the patterns anew."
+            )
+
+    def _check_optional_parts(self) -> None:
+        of_labels = self.counts if self.label_counts is None else self.label_counts.sum(axis=1)
+        if not np.array_equal(of_labels, self.counts):
+            raise InvalidInput("label_counts must sum to the counts of the regions. Got others; count the labels anew.")
+        if self.sample_region is None:
+            return
+        samples = self.sample_region
+        valid = samples.dtype == np.int64 and samples.ndim == 1 and samples.min(initial=0) >= 0
+        if not valid or not np.array_equal(np.bincount(samples, minlength=len(self)), self.counts):
+            raise InvalidInput(
+                "sample_region must number each sample's region, as often as counts say. Got others; build the table anew."
             )
 
     @classmethod
@@ -107,7 +123,6 @@ class RegionTable:
         *,
         labels: Any = None,
         keep_samples: bool = False,
-        consume: bool = False,
     ) -> RegionTable:
         """The table of a data set.
 
@@ -121,8 +136,6 @@ class RegionTable:
             Classes from 0; counted for each region if given.
         keep_samples : bool
             Whether to keep the region of each sample.
-        consume : bool
-            Whether the table may take over the memory of ``patterns``, which are then gone: half the memory.
 
         """
         if not isinstance(patterns, PackedPatterns):
@@ -132,16 +145,19 @@ class RegionTable:
         errors = check_errors(errors, len(patterns))
         labels = None if labels is None else _check_labels(labels, len(patterns))
         region, rows, n_regions = _group(patterns.words)
-        panels = _lay_out_in_place(patterns, rows, n_regions) if consume else lay_out(Rows(patterns, rows[:n_regions]))
-        del rows
+        panels = lay_out(Rows(patterns, rows[:n_regions]))
+        label_counts = None if labels is None else _count_labels(region, labels, n_regions)
         return cls(
-            panels=panels,
-            n_units=patterns.n_units,
-            counts=np.bincount(region, minlength=n_regions),
-            error_sum=_sum_by_region(region, errors, n_regions),
-            label_counts=None if labels is None else _count_labels(region, labels, n_regions),
-            sample_region=region if keep_samples else None,
+            panels, patterns.n_units, *_sums(region, errors, n_regions), label_counts, region if keep_samples else None
         )
+
+    @classmethod
+    def build_in_place(cls, patterns: PackedPatterns, errors: FloatArray) -> RegionTable:
+        """``build`` in the memory of patterns fresh from ``pack``, which are then gone: half the memory. Not for users."""
+        region, rows, n_regions = _group(patterns.words)
+        panels = _lay_out_in_place(patterns, rows, n_regions)
+        del rows
+        return cls(panels, patterns.n_units, *_sums(region, errors, n_regions))
 
     @classmethod
     def empty(cls, n_units: int) -> RegionTable:
@@ -169,6 +185,7 @@ class RegionTable:
         region, rows, n_regions = _group(both.words)
         counts = np.zeros(n_regions, dtype=np.int64)
         np.add.at(counts, region, np.concatenate([self.counts, other.counts]))  # bincount would round past 2^53
+        counts = _frozen(counts)
         error_sum = _sum_by_region(region, np.concatenate([self.error_sum, other.error_sum]), n_regions)
         label_counts, sample_region = None, None
         if self.label_counts is not None and other.label_counts is not None:
@@ -210,10 +227,11 @@ class RegionTable:
 def _check_labels(labels: Any, n: int) -> IntArray:
     values = as_array(labels, "labels")
     valid = values.dtype.kind in "iu" and values.shape == (n,)
-    if not valid or (n and values.min() < 0):
+    if not valid or (n and not 0 <= int(values.min()) <= int(values.max()) < MOST_LABELS):
         raise InvalidInput(
-            f"labels must be integers from 0 of shape ({n},), one for each row of patterns. "
-            f"Got {values.dtype} of shape {values.shape}{f', smallest {values.min()}' if valid else ''}; number the classes."
+            f"labels must be integers from 0 to {MOST_LABELS - 1} of shape ({n},), one for each row of patterns. "
+            f"Got {values.dtype} of shape {values.shape}{f', {values.min()} to {values.max()}' if valid else ''}; "
+            "number the classes."
         )
     return values.astype(np.int64)
 
@@ -284,17 +302,27 @@ def _lay_out_in_place(patterns: PackedPatterns, rows: IntArray, n_regions: int) 
     _kernels.rows_to_panels(room.reshape(-1, PANEL, W))
     panels = room.reshape(-1, W, PANEL)
     if 2 * n_panels > len(panels):
-        return panels[:n_panels]
+        return _frozen(panels[:n_panels])
     few = aligned_zeros((n_panels, W, PANEL))  # so that the larger memory is freed
     few[:] = panels[:n_panels]
-    return few
+    return _frozen(few)
+
+
+def _sums(region: IntArray, errors: FloatArray, n_regions: int) -> tuple[IntArray, FloatArray]:
+    """Counts and summed errors of the regions."""
+    return _frozen(np.bincount(region, minlength=n_regions)), _sum_by_region(region, errors, n_regions)
 
 
 def _sum_by_region(region: IntArray, values: FloatArray, n_regions: int) -> FloatArray:
     """Summed values of each region, as exact as one rounding: the order of samples and of merges never matters."""
     sums = np.zeros(n_regions)
     _kernels.sum_groups(region, values, sums)
-    return sums
+    return _frozen(sums)
+
+
+def _frozen(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    array.setflags(write=False)
+    return array
 
 
 def fill_panels(values: npt.NDArray[Any]) -> npt.NDArray[Any]:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from terrafirma import storage
-from terrafirma.core._checks import as_array, check_delta
+from terrafirma.core._checks import as_array, check_delta, check_errors
 from terrafirma.core.bound import BoundTerms, Smoother, bound_terms
 from terrafirma.core.normalizers import Normalizers, log_u, normalize
 from terrafirma.core.patterns import FloatArray, PackedPatterns, as_patterns
@@ -96,7 +96,9 @@ class SubfunctionBound:
         patterns = as_patterns(X)
         if len(patterns) == 0:
             raise InvalidInput("X must have at least one row to fit. Got none.")
-        table = RegionTable.build(patterns, errors, consume=not isinstance(X, PackedPatterns))
+        errors = check_errors(errors, len(patterns))
+        build = RegionTable.build if patterns is X else RegionTable.build_in_place
+        table = build(patterns, errors)
         warn_if_all_active(X, table)
         kernel = exact(weighting, table.n_units)
         return self._set(table, normalize(table, [kernel])[0], weighting, kernel)
@@ -203,9 +205,10 @@ class SubfunctionBound:
         if not hasattr(self, "_fitted"):
             raise NotFitted(f"SubfunctionBound is not fitted. Call fit(X, errors) before {method}.")
         fitted = self._fitted
-        if self._checked_weighting() != fitted.weighting:
+        weighting = self._checked_weighting()
+        if exact(weighting, fitted.smoother.table.n_units) != fitted.kernel:
             raise NotFitted(
-                f"SubfunctionBound was fitted with {fitted.weighting!r} and now has {self._checked_weighting()!r}. "
+                f"SubfunctionBound was fitted with {fitted.weighting!r} and now has {weighting!r}. "
                 f"Call fit(X, errors) again before {method}; only delta may change without it."
             )
         return fitted
