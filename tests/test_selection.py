@@ -3,6 +3,7 @@ import pytest
 
 import terrafirma
 from terrafirma import metrics, select
+from terrafirma.core import _pairs
 from terrafirma.core.patterns import PackedPatterns
 from terrafirma.core.regions import RegionTable
 from terrafirma.errors import InvalidInput
@@ -57,6 +58,22 @@ def test_without_training_errors_all_deltas_tie():
         selection = select(X, np.zeros(600), V, rng.random(2000) < 0.2, rhos=[1.0])
         assert len(set(selection.table.metric)) == 1
         assert selection.best.delta == DELTAS[0]
+
+
+def test_a_grid_compares_no_more_pairs_than_a_single_setting(data, monkeypatch):
+    compared = []
+    for name in ("count_histograms", "value_histograms"):
+        kernel = getattr(_pairs, name)
+
+        def counted(queries, panels, *rest, kernel=kernel):
+            compared.append(len(queries) * len(panels))
+            kernel(queries, panels, *rest)
+
+        monkeypatch.setattr(_pairs, name, counted)
+    select(*data, rhos=[5.0], deltas=[0.1])
+    single, compared[:] = sum(compared), []
+    select(*data, rhos=[2.0, 3.0, 5.0, 9.0, 20.0])
+    assert sum(compared) == single > 0
 
 
 def test_a_metric_of_ones_own(data):

@@ -23,7 +23,7 @@ from terrafirma.core.regions import RegionTable
 from terrafirma.core.sums import CHUNK_BYTES, distance_histograms
 from terrafirma.core.weighting import Gaussian
 from terrafirma.errors import InvalidInput
-from terrafirma.scores.subfunction import SubfunctionBound, warn_if_all_active
+from terrafirma.scores.subfunction import SubfunctionBound, training_table
 
 __all__ = ["DELTAS", "Selection", "default_rhos", "select"]
 
@@ -93,12 +93,7 @@ def select(
 
     """
     score = _metric(metric, thresholds)
-    train = as_patterns(X_train)
-    if len(train) == 0:
-        raise InvalidInput("X_train must have at least one row to fit. Got none.")
-    errors_train = check_errors(errors_train, len(train), name="errors_train")
-    table = (RegionTable.build if train is X_train else RegionTable.build_in_place)(train, errors_train)
-    warn_if_all_active(X_train, table)
+    table = training_table(X_train, errors_train, "_train")
     val = as_patterns(X_val, n_units=table.n_units, name="X_val")
     errors = check_errors(errors_val, len(val), name="errors_val")
     errors.setflags(write=False)  # a metric of the user's must not change what the next setting sees

@@ -257,6 +257,7 @@ def test_arrays_handed_to_a_table_stay_the_users():
         ({"label_counts": csr_array(np.eye(3, 2, dtype=int))}, "label_counts must sum to the counts of the regions"),
         ({"label_counts": csr_array(np.eye(4, dtype=int))}, "label_counts must sum to the counts of the regions"),
         ({"sample_region": np.array([0, 1, 1])}, "sample_region must number each sample's region, as often as counts"),
+        ({"sample_region": np.array([0, 1, 10**15])}, "sample_region must number each sample's region, as often as"),
         ({"sample_region": np.array([0, 1, 2, 99])}, "sample_region must number each sample's region, as often as"),
         ({"sample_region": np.array([0.0, 1.0, 2.0])}, "sample_region must number each sample's region, as often as"),
     ],

@@ -109,7 +109,8 @@ class RegionTable:
         if self.sample_region is None:
             return
         samples = self.sample_region
-        valid = samples.dtype == np.int64 and samples.ndim == 1 and samples.min(initial=0) >= 0
+        valid = samples.dtype == np.int64 and samples.ndim == 1 and len(samples) == self.counts.sum()
+        valid = valid and samples.min(initial=0) >= 0 and samples.max(initial=-1) < len(self)
         if not valid or not np.array_equal(np.bincount(samples, minlength=len(self)), self.counts):
             raise InvalidInput(
                 "sample_region must number each sample's region, as often as counts say. Got others; build the table anew."

@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 __all__ = ["digits_figure", "half_moons_figure", "render"]
 
 BLUE, RED, AMBER, GREY, INK = "#2b6cb0", "#c53030", "#d69e2e", "#a0aec0", "#1a202c"
-SCORES = (
+SCORES = (  # colour, line style and width of each score's line
     (INK, "-", 2.0),
     ("#2c7a7b", "-", 1.4),
     ("#805ad5", (0, (5, 2)), 1.4),
     ("#b83280", (0, (1, 1.4)), 1.6),
-)  # lines
+)
 SHOWN, EXTREME = 24, 0.2  # digits shown, drawn from this share of the most and of the least reliable
 RELIABILITY = "YlGnBu_r"  # dark = dense = reliable
 STYLE = {

@@ -93,13 +93,7 @@ class SubfunctionBound:
         """
         weighting = self._checked_weighting()
         check_delta(self.delta)
-        patterns = as_patterns(X)
-        if len(patterns) == 0:
-            raise InvalidInput("X must have at least one row to fit. Got none.")
-        errors = check_errors(errors, len(patterns))
-        build = RegionTable.build if patterns is X else RegionTable.build_in_place
-        table = build(patterns, errors)
-        warn_if_all_active(X, table)
+        table = training_table(X, errors)
         kernel = exact(weighting, table.n_units)
         return self._set(table, normalize(table, [kernel])[0], weighting, kernel)
 
@@ -214,12 +208,26 @@ class SubfunctionBound:
         return fitted
 
 
-def warn_if_all_active(X: Any, table: RegionTable) -> None:
+def training_table(X: Any, errors: Any, suffix: str = "") -> RegionTable:
+    """The populated regions of what a user hands in to train on; ``suffix`` ends the names in messages."""
+    patterns = as_patterns(X)
+    if len(patterns) == 0:
+        raise InvalidInput(f"X{suffix} must have at least one row to fit. Got none.")
+    errors = check_errors(errors, len(patterns), name=f"errors{suffix}")
+    build = (
+        RegionTable.build if patterns is X else RegionTable.build_in_place
+    )  # the user's own patterns stay as they are
+    table = build(patterns, errors)
+    _warn_if_all_active(X, table)
+    return table
+
+
+def _warn_if_all_active(X: Any, table: RegionTable) -> None:
     """Warn where floats are positive throughout: these are not the outputs of a ReLU layer."""
     suspect = len(table) == 1 and table.n_samples > 1 and table.patterns.to_bool().all()
     if suspect and not isinstance(X, PackedPatterns) and as_array(X, "X").dtype.kind == "f":
         warnings.warn(
             f"All units are active in all {table.n_samples} training samples, so that every score is the same. "
             "Pass the outputs of a ReLU layer: probabilities and images are positive everywhere.",
-            stacklevel=3,
+            stacklevel=4,
         )
