@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
+from terrafirma.capture.network import Layer, Reduction, Step, is_chosen, unknown_layer
 from terrafirma.core._checks import as_array
 from terrafirma.core.patterns import FloatArray
 from terrafirma.errors import InvalidInput
@@ -13,11 +19,11 @@ from terrafirma.errors import InvalidInput
 if TYPE_CHECKING:
     from sklearn.neural_network import MLPClassifier, MLPRegressor
 
-__all__ = ["hidden_activations"]
+__all__ = ["SklearnNetwork", "check_mlp", "hidden_activations"]
 
 
-def hidden_activations(mlp: MLPClassifier | MLPRegressor, X: Any) -> list[FloatArray]:
-    """Outputs of the hidden layers of a fitted MLP with ReLU, in the order in which they run: (n, units) each."""
+def check_mlp(mlp: Any) -> None:
+    """Raise unless this is a fitted MLP with ReLU."""
     if not hasattr(mlp, "coefs_"):
         raise InvalidInput(
             f"mlp must be a fitted MLPClassifier or MLPRegressor. Got {type(mlp).__name__}; "
@@ -25,6 +31,11 @@ def hidden_activations(mlp: MLPClassifier | MLPRegressor, X: Any) -> list[FloatA
         )
     if mlp.activation != "relu":
         raise InvalidInput(f"The MLP must have activation='relu'. Got {mlp.activation!r}; its regions are not linear.")
+
+
+def hidden_activations(mlp: MLPClassifier | MLPRegressor, X: Any) -> list[FloatArray]:
+    """Outputs of the hidden layers of a fitted MLP with ReLU, in the order in which they run: (n, units) each."""
+    check_mlp(mlp)
     learned, given = getattr(mlp, "feature_names_in_", None), getattr(X, "columns", None)
     if learned is not None and given is not None and list(learned) != list(given):
         raise InvalidInput(
@@ -43,3 +54,87 @@ def hidden_activations(mlp: MLPClassifier | MLPRegressor, X: Any) -> list[FloatA
         h = np.maximum(h @ weights + bias, 0.0)
         layers.append(h)
     return layers
+
+
+class SklearnNetwork:
+    """A fitted ``MLPClassifier`` or ``MLPRegressor`` with ReLU, or a pipeline that ends in one.
+
+    Its layers are ``hidden_1``, ``hidden_2``, ...; outputs are logits, for two classes those of both.
+    """
+
+    def __init__(self, model: Any) -> None:
+        *self.steps, self.mlp = [step for _, step in model.steps] if hasattr(model, "steps") else [model]
+        check_mlp(self.mlp)
+        if getattr(self.mlp, "out_activation_", "") == "logistic" and self.mlp.n_outputs_ > 1:
+            raise InvalidInput(
+                "The MLP must give one class to each sample. Got one that gives several labels; "
+                "record its activations as arrays, with errors of your own."
+            )
+
+    @property
+    def name(self) -> str:
+        """The class."""
+        return type(self.mlp).__name__
+
+    @property
+    def classes(self) -> npt.NDArray[Any] | None:
+        """Class labels, of a classifier."""
+        return getattr(self.mlp, "classes_", None)
+
+    def fingerprint(self) -> str:
+        """Digest of the weights, and of what comes before them."""
+        digest = hashlib.sha256(f"{self.name} {[type(step).__name__ for step in self.steps]}".encode())
+        for array in (*self.mlp.coefs_, *self.mlp.intercepts_, *_learned(self.steps)):
+            digest.update(f"{array.dtype.str} {array.shape}".encode())
+            digest.update(np.ascontiguousarray(array).data)
+        return digest.hexdigest()
+
+    def candidates(self, inputs: Any) -> list[Layer]:
+        """The hidden layers."""
+        return [replace(layer, bits=None) for layer in self._run(inputs, features=False).layers]
+
+    @contextmanager
+    def watch(
+        self,
+        layers: Sequence[str] | None,
+        reduce: Reduction = "none",
+        *,
+        features: bool = False,  # noqa: ARG002
+    ) -> Iterator[Callable[[Any], Step]]:
+        """Nothing needs to be prepared; ``reduce`` has no maps to reduce."""
+        names = [f"hidden_{i}" for i in range(1, len(self.mlp.coefs_))]
+        chosen = names[-1:] if layers is None else [name for name in names if is_chosen(name, 1, layers)]
+        for pattern in layers or ():
+            if not any(is_chosen(name, 1, [pattern]) for name in names):
+                raise unknown_layer(pattern, names)
+
+        def run(inputs: Any) -> Step:
+            step = self._run(inputs, features=features)
+            return replace(step, layers=[layer for layer in step.layers if layer.name in chosen])
+
+        yield run
+
+    def _run(self, inputs: Any, *, features: bool) -> Step:
+        for step in self.steps:
+            inputs = inputs if step in ("passthrough", None) else step.transform(inputs)
+        hidden = hidden_activations(self.mlp, inputs)
+        outputs = hidden[-1] @ self.mlp.coefs_[-1] + self.mlp.intercepts_[-1]
+        if getattr(self.mlp, "out_activation_", "") == "exp":  # of a Poisson regression
+            outputs = np.exp(outputs)
+        if self.classes is not None and outputs.shape[1] == 1:  # the logit of the second class against the first's 0
+            outputs = np.hstack([np.zeros_like(outputs), outputs])
+        layers = [
+            Layer(f"hidden_{i}", "relu", h.shape[1:], bits=h > 0, features=h if features else None)
+            for i, h in enumerate(hidden, start=1)
+        ]
+        return Step(layers, outputs)
+
+
+def _learned(steps: list[Any]) -> list[npt.NDArray[Any]]:
+    """The arrays that the steps before the network have learned, in a fixed order."""
+    return [
+        value
+        for step in steps
+        for _, value in sorted(getattr(step, "__dict__", {}).items())
+        if isinstance(value, np.ndarray) and value.dtype.kind in "biuf"
+    ]

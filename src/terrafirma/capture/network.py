@@ -1,0 +1,130 @@
+"""What every kind of network looks like to capture: gated layers that can be watched while batches run through.
+
+A *gated* layer is a ReLU or a relative of it (leaky ReLU, GELU, SiLU, GLU, ...). Its pattern is the sign of what goes into
+it: unit ``j`` is active where its pre-activation is > 0, which for a ReLU is where its output is.
+"""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import numpy.typing as npt
+
+from terrafirma.core.patterns import BoolArray
+from terrafirma.errors import InvalidInput
+
+__all__ = ["REDUCTIONS", "Layer", "Network", "Reduction", "Step", "final_names", "is_chosen", "unknown_layer"]
+
+Reduction = Literal["none", "any", "mean"]
+REDUCTIONS: tuple[Reduction, ...] = ("none", "any", "mean")
+"""Of maps (images, tokens), by channel: every position is a unit; active where any position is; the sign of the mean."""
+
+
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """One call of a gated layer, on one batch.
+
+    Attributes
+    ----------
+    name : str
+        Dotted name of the module, or of the node; ``name#2`` for the second of several calls.
+    kind : str
+        ``relu``, ``gelu``, ...
+    shape : tuple of int
+        Of one sample's pre-activation, before any reduction.
+    bits : bool array (n, units), optional
+        Where the pre-activation is > 0.
+    features : float array (n, units), optional
+        What the layer gives; positions averaged where maps are reduced.
+
+    """
+
+    name: str
+    kind: str
+    shape: tuple[int, ...]
+    bits: BoolArray | None = None
+    features: npt.NDArray[Any] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """What a network did on one batch: its chosen layers, in the order in which they ran, and outputs (n, ...)."""
+
+    layers: list[Layer]
+    outputs: npt.NDArray[Any]
+
+
+class Network(Protocol):
+    """A trained network, whatever it was made with."""
+
+    @property
+    def name(self) -> str:
+        """What a person calls it: the class of a module, the name of a file."""
+        ...
+
+    @property
+    def classes(self) -> npt.NDArray[Any] | None:
+        """Labels by output column, where the network knows them; else None, and labels are column numbers."""
+        ...
+
+    def fingerprint(self) -> str:
+        """A digest of the weights: equal for equal networks, in any process."""
+        ...
+
+    def candidates(self, inputs: Any) -> list[Layer]:
+        """Every gated layer that runs on these inputs, without bits."""
+        ...
+
+    def watch(
+        self, layers: Sequence[str] | None, reduce: Reduction = "none", *, features: bool = False
+    ) -> AbstractContextManager[Callable[[Any], Step]]:
+        """Make the network ready: the context gives a function that runs a batch of inputs and says what happened.
+
+        layers: names or globs; None is the last gated layer that runs. On leaving the context, also by an exception, the
+        network is as it was.
+        """
+        ...
+
+
+def is_chosen(base: str, call: int, patterns: Iterable[str]) -> bool:
+    """Whether this call of a layer is meant: by its name, its numbered name, or a glob of either.
+
+    >>> is_chosen("block.relu", 2, ["*.relu"]), is_chosen("relu", 2, ["relu#1"])
+    (True, False)
+    """
+    return any(
+        pattern in (base, f"{base}#{call}")
+        or fnmatch.fnmatchcase(base, pattern)
+        or fnmatch.fnmatchcase(f"{base}#{call}", pattern)
+        for pattern in patterns
+    )
+
+
+def final_names(bases: Sequence[str]) -> list[str]:
+    """Names of all calls of a batch, in order: numbered where a layer was called more than once.
+
+    >>> final_names(["fc", "relu", "relu"])
+    ['fc', 'relu#1', 'relu#2']
+    """
+    seen: dict[str, int] = {}
+    names = []
+    for base in bases:
+        seen[base] = seen.get(base, 0) + 1
+        names.append(f"{base}#{seen[base]}" if bases.count(base) > 1 else base)
+    return names
+
+
+def unknown_layer(pattern: str, names: Sequence[str]) -> InvalidInput:
+    """The error for a layer that no call matched, with the nearest of the names there are."""
+    if not names:
+        return InvalidInput(f"layers must name gated layers that run. Got {pattern!r}, and none ran at all.")
+    near = difflib.get_close_matches(pattern, names, n=3, cutoff=0.4) or list(names[-3:])
+    return InvalidInput(
+        f"layers must name gated layers that run. Got {pattern!r}; near it are {', '.join(near)} "
+        f"({len(names)} in all: terrafirma.layers lists them)."
+    )

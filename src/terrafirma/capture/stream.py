@@ -1,0 +1,174 @@
+"""A recording in the making: batches go in, a ``Recorded`` comes out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from terrafirma.capture.batches import Batch, Batches, DataHash
+from terrafirma.capture.growing import GrowingArrays
+from terrafirma.capture.network import Layer, Network, Reduction, Step
+from terrafirma.capture.parts import Parts
+from terrafirma.capture.progress import progress_bar
+from terrafirma.core.patterns import PackedPatterns
+from terrafirma.errors import InvalidInput
+from terrafirma.recorded import ErrorFunction, Recorded, Source, errors_of, is_classification
+
+__all__ = ["Capture", "run_through"]
+
+FEATURES = "features "  # begins the names of arrays with a layer's features
+
+
+class Capture:
+    """A recording in the making.
+
+    Parameters
+    ----------
+    expected : int, optional
+        Samples to come, where that is known.
+    parts : Parts, optional
+        What an earlier run left on disk, and where to leave what this one gets.
+    seen : DataHash, optional
+        Takes the fingerprint of the data; parts need it.
+
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        error: ErrorFunction | None = None,
+        expected: int | None = None,
+        parts: Parts | None = None,
+        seen: DataHash | None = None,
+    ) -> None:
+        self.network, self.error, self.parts, self.seen = network, error, parts, seen
+        self.grown = GrowingArrays(expected)
+        self.layers: list[tuple[str, int]] = []  # names and widths
+        self.passed = 0
+        if parts is not None:
+            self.layers = parts.restore(self.grown)
+        self.restored = self.grown.n
+
+    def has(self, batch: Batch) -> bool:
+        """Whether the next batch was restored; raise where it is another than it was then."""
+        if self.seen is not None:
+            self.seen.update(batch)
+        first, self.passed = self.passed, self.passed + batch.n
+        if self.parts is not None and self.seen is not None and first < self.restored <= self.passed:
+            self.parts.check_data(self.passed, self.seen.hexdigest())
+        return self.passed <= self.restored
+
+    def add(self, batch: Batch, step: Step) -> None:
+        """Keep what the network did on a batch."""
+        first = self.grown.n
+        widths = [(layer.name, _width(layer, batch.n)) for layer in step.layers]
+        if first and widths != self.layers:
+            raise InvalidInput(
+                f"The same layers must run, as wide, on every batch. Got {_listed(widths)} from row {first} on, and "
+                f"{_listed(self.layers)} before; pad the inputs to one size, or pool maps with reduce='any'."
+            )
+        self.layers = widths
+        self.grown.add(batch.n, self._rows(batch, step, first))
+        if self.parts is not None and self.seen is not None:
+            self.parts.keep(self.grown, self.layers, self.seen.hexdigest())
+
+    def _rows(self, batch: Batch, step: Step, first: int) -> dict[str, npt.NDArray[Any]]:
+        """The arrays of a batch, by name."""
+        outputs = checked_outputs(step.outputs, batch.n, first)
+        bits = [layer.bits for layer in step.layers if layer.bits is not None]
+        rows = {"words": PackedPatterns.pack(np.concatenate(bits, axis=1)).words, "outputs": outputs}
+        rows |= {f"{FEATURES}{layer.name}": layer.features for layer in step.layers if layer.features is not None}
+        if batch.labels is not None:
+            rows["labels"] = _numbered(batch.labels, self.network.classes, first)
+            if self.error is not None or is_classification(outputs, rows["labels"]):
+                rows["errors"] = errors_of(outputs, rows["labels"], self.error, first)
+        return rows
+
+    def result(self, source: Source | None = None) -> Recorded:
+        """The recording."""
+        if not self.grown.n:
+            raise InvalidInput(
+                "data must have at least one sample. Got none; look at the loader, and whether it was used up before."
+            )
+        if self.passed < self.restored and self.parts is not None:
+            raise self.parts.other_data()
+        arrays = self.grown.finish()
+        layers = {name.removeprefix(FEATURES): value for name, value in arrays.items() if name.startswith(FEATURES)}
+        return Recorded(
+            patterns=PackedPatterns(arrays["words"], sum(width for _, width in self.layers)),
+            outputs=arrays["outputs"],
+            labels=arrays.get("labels"),
+            errors=arrays.get("errors"),
+            features=layers.get(self.layers[-1][0]),
+            layers=layers,
+            layer_names=tuple(name for name, _ in self.layers),
+            widths=tuple(width for _, width in self.layers),
+            source=source,
+        )
+
+
+def run_through(
+    capture: Capture,
+    stream: Batches,
+    chosen: Sequence[str] | None,
+    reduce: Reduction,
+    *,
+    features: bool = False,
+    progress: bool | None = None,
+) -> None:
+    """Run every batch that is not restored already."""
+    network = capture.network
+    with (
+        network.watch(chosen, reduce, features=features) as run,
+        progress_bar(f"recording {network.name}", stream.n_samples, shown=progress) as advance,
+    ):
+        for batch in stream:
+            if not capture.has(batch):
+                capture.add(batch, run(batch.inputs))
+            advance(batch.n)
+
+
+def checked_outputs(outputs: npt.NDArray[Any], n: int, first: int) -> npt.NDArray[Any]:
+    """Outputs with a row for each sample, and no NaN."""
+    if outputs.ndim == 0 or len(outputs) != n:
+        raise InvalidInput(
+            f"The network must give one row of outputs for each sample. Got shape {outputs.shape} for {n} samples from row "
+            f"{first} on; put the batch into the first dimension."
+        )
+    bad = np.isnan(outputs.reshape(n, -1)).any(axis=1)
+    if bad.any():
+        raise InvalidInput(
+            f"The network's outputs must be numbers. Got NaN in row {first + int(bad.argmax())} ({bad.sum()} of the {n} rows "
+            "of its batch); look for NaN in the inputs or an overflow in the network."
+        )
+    return outputs
+
+
+def _width(layer: Layer, n: int) -> int:
+    if layer.bits is None or layer.bits.ndim != 2 or len(layer.bits) != n:
+        shape = None if layer.bits is None else layer.bits.shape
+        raise InvalidInput(f"Layer {layer.name} must give one row for each of the {n} samples. Got shape {shape}.")
+    return int(layer.bits.shape[1])
+
+
+def _listed(layers: list[tuple[str, int]]) -> str:
+    return ", ".join(f"{name} ({width} units)" for name, width in layers) or "none"
+
+
+def _numbered(labels: npt.NDArray[Any], classes: npt.NDArray[Any] | None, first: int) -> npt.NDArray[Any]:
+    """Labels as numbers of classes, where the network has names for them."""
+    if classes is None:
+        return labels
+    if labels.dtype.kind in "OUS" and classes.dtype.kind in "OUS":
+        labels, classes = labels.astype(str), classes.astype(str)
+    known = np.isin(labels, classes)
+    if not known.all():
+        row = int(np.argmin(known))
+        raise InvalidInput(
+            f"labels must be classes that the network was trained on ({', '.join(map(str, classes[:8]))}). "
+            f"Got {labels[row].item()!r} in row {first + row}."
+        )
+    return np.asarray(np.searchsorted(classes, labels), dtype=np.int64)

@@ -1,0 +1,54 @@
+"""Capture streams: beyond the table it holds no more than a few batches."""
+
+import subprocess
+import sys
+
+import pytest
+
+CODE = """
+import sys
+import numpy as np
+from terrafirma.capture.network import Layer, Step
+from terrafirma.capture.record import record
+from contextlib import contextmanager
+
+UNITS, BATCH, BATCHES, KNOWN = 4096, 512, 60, sys.argv[1] == "known"
+
+class Wide:
+    '''Activations made from the inputs, 8 MB of them a batch.'''
+    name, classes = "Wide", None
+    def fingerprint(self): return "wide"
+    @contextmanager
+    def watch(self, layers, reduce, *, features):
+        def run(x):
+            h = np.repeat(x, UNITS // x.shape[1], axis=1)
+            return Step([Layer("h", "relu", (UNITS,), bits=h > 0)], h[:, :2])
+        yield run
+
+class Loader:
+    '''Batches made on the way.'''
+    def __iter__(self):
+        rng = np.random.default_rng(0)
+        for _ in range(BATCHES):
+            yield rng.normal(size=(BATCH, 64)).astype(np.float32), rng.integers(0, 2, BATCH)
+if KNOWN:
+    Loader.dataset = range(BATCH * BATCHES)
+
+def peak():
+    '''Of resident memory, since this program began: getrusage would begin with that of the parent.'''
+    line = next(line for line in open("/proc/self/status") if line.startswith("VmHWM"))
+    return int(line.split()[1]) * 1024
+
+record(Wide(), np.zeros((2, 64), np.float32))  # what is imported
+before = peak()
+rec = record(Wide(), Loader())
+assert len(rec) == BATCH * BATCHES
+print((peak() - before - rec.patterns.words.nbytes) / (BATCH * UNITS * 4))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the peak of resident memory as Linux counts it")
+@pytest.mark.parametrize("length", ["known", "unknown"])
+def test_peak_memory_is_the_packed_table_and_three_batches(length):
+    run = subprocess.run([sys.executable, "-c", CODE, length], capture_output=True, text=True, check=True)
+    assert float(run.stdout) < 3
