@@ -25,7 +25,7 @@ from terrafirma.core.weighting import Gaussian
 from terrafirma.errors import InvalidInput
 from terrafirma.scores.subfunction import SubfunctionBound, training_table
 
-__all__ = ["DELTAS", "Selection", "default_rhos", "select"]
+__all__ = ["DELTAS", "Selection", "default_rhos", "select", "select_for"]
 
 DELTAS = (0.001, 0.01, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)  # the paper's grid
 N_RHOS = 9
@@ -92,8 +92,22 @@ def select(
     Of equal entries the first one wins. Out-of-distribution data has no place here.
 
     """
-    score = _metric(metric, thresholds)
+    _metric(metric, thresholds)  # rather now than after the work
     table = training_table(X_train, errors_train, "_train")
+    return select_for(table, X_val, errors_val, rhos, deltas, metric, thresholds)
+
+
+def select_for(
+    table: RegionTable,
+    X_val: Any,
+    errors_val: Any,
+    rhos: Sequence[float] | None = None,
+    deltas: Sequence[float] | None = None,
+    metric: str | Metric = "aucea",
+    thresholds: int | None = None,
+) -> Selection:
+    """``select`` for training data that is a table already."""
+    score = _metric(metric, thresholds)
     val = as_patterns(X_val, n_units=table.n_units, name="X_val")
     errors = check_errors(errors_val, len(val), name="errors_val")
     errors.setflags(write=False)  # a metric of the user's must not change what the next setting sees

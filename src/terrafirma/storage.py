@@ -21,7 +21,7 @@ import numpy.typing as npt
 from terrafirma._version import __version__
 from terrafirma.errors import BadFile
 
-__all__ = ["FORMAT", "read_arrays", "write_arrays", "write_bytes"]
+__all__ = ["FORMAT", "read_arrays", "read_json", "write_arrays", "write_bytes", "write_json"]
 
 FORMAT = 1
 KEY = "terrafirma"
@@ -67,6 +67,30 @@ def read_arrays(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, npt.
     if checksum != _digest(header, arrays):
         raise BadFile(f"{path} has been altered: its content does not match its checksum. Save it again.")
     return arrays, header.get("settings", {})
+
+
+def write_json(path: str | os.PathLike[str], kind: str, settings: Mapping[str, Any]) -> None:
+    """Write settings to a JSON file that a person can read, with a checksum."""
+    header = {"format": FORMAT, "kind": kind, "version": __version__, "settings": dict(settings)}
+    header["sha256"] = _digest(header, {})
+    write_bytes(path, (json.dumps(header, indent=2) + "\n").encode())
+
+
+def read_json(path: str | os.PathLike[str], kind: str) -> dict[str, Any]:
+    """Read what ``write_json`` wrote as this kind."""
+    path = Path(path)
+    try:
+        header = json.loads(path.read_bytes())
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        raise BadFile(
+            f"{path} is not a whole JSON file ({error}). It is truncated or of another kind; save it again."
+        ) from error
+    _check_header(path, header, kind)
+    checksum = header.pop("sha256", None)
+    if checksum != _digest(header, {}):
+        raise BadFile(f"{path} has been altered: its content does not match its checksum. Save it again.")
+    settings: dict[str, Any] = header.get("settings", {})
+    return settings
 
 
 def write_bytes(path: str | os.PathLike[str], data: bytes) -> None:

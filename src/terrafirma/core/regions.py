@@ -197,6 +197,31 @@ class RegionTable:
             lay_out(Rows(both, rows[:n_regions])), self.n_units, counts, error_sum, label_counts, sample_region
         )
 
+    def of_samples(self, samples: IntArray, errors: Any) -> RegionTable:
+        """The table of some of the samples, in this order, with their errors: what ``build`` gives for these alone.
+
+        Samples are numbered in the order in which they came; the table must have been built with ``keep_samples``.
+        """
+        if self.sample_region is None:
+            raise InvalidInput(
+                "The table must know the region of each sample. Got none; build it with keep_samples=True."
+            )
+        region = self.sample_region[samples]
+        errors = check_errors(errors, len(region))
+        counts = np.bincount(region, minlength=len(self))
+        populated = np.flatnonzero(counts)
+        number = np.zeros(len(self), dtype=np.int64)
+        number[populated] = np.arange(len(populated))
+        panels = self.panels if len(populated) == len(self) else lay_out(Rows(self, populated))
+        new_region = number[region]
+        return RegionTable(
+            panels,
+            self.n_units,
+            _frozen(counts[populated]),
+            _sum_by_region(new_region, errors, len(populated)),
+            sample_region=_frozen(new_region),
+        )
+
     @property
     def patterns(self) -> PackedPatterns:
         """The patterns row by row, as a copy."""

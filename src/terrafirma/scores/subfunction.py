@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from terrafirma import storage
 from terrafirma.core._checks import as_array, check_delta, check_errors
@@ -91,9 +93,16 @@ class SubfunctionBound:
             The network's error on each training sample, in [0, 1]; for a classifier ``prediction != label``.
 
         """
+        self._checked_weighting()  # rather now than after the work
+        check_delta(self.delta)
+        return self.fit_table(training_table(X, errors))
+
+    def fit_table(self, table: RegionTable) -> SubfunctionBound:
+        """``fit`` on training data that is a table already."""
         weighting = self._checked_weighting()
         check_delta(self.delta)
-        table = training_table(X, errors)
+        if not len(table):
+            raise InvalidInput("table must have at least one sample to fit. Got none.")
         kernel = exact(weighting, table.n_units)
         return self._set(table, normalize(table, [kernel])[0], weighting, kernel)
 
@@ -105,11 +114,20 @@ class SubfunctionBound:
         """Log of the bound for each row of X, float64 (n,): higher = less reliable."""
         return self._terms(X, "unreliability").log_bound
 
+    @property
+    def smoother_(self) -> Smoother:
+        """What sums training samples around queries: regions, normalisers, closeness by distance."""
+        return self._check_fitted("smoother_").smoother
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the fitted estimator to a file (safetensors with a JSON header)."""
+        storage.write_arrays(path, KIND, *self.to_arrays())
+
+    def to_arrays(self) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
+        """All that a file needs: arrays, and settings that JSON holds."""
         fitted = self._check_fitted("save")
         table, (norm,) = fitted.smoother.table, fitted.smoother.normalizers
-        arrays = {
+        arrays: dict[str, npt.NDArray[Any]] = {
             "words": table.patterns.words,
             "counts": table.counts,
             "error_sum": table.error_sum,
@@ -124,19 +142,21 @@ class SubfunctionBound:
                 settings["exponential"] = float(tau)
             case Tabulated(log_values):
                 arrays["log_d"] = log_values
-        storage.write_arrays(path, KIND, arrays, settings)
+        if table.sample_region is not None:
+            arrays["sample_region"] = table.sample_region
+        return arrays, settings
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> SubfunctionBound:
         """Read a fitted estimator; its scores are those of the one that was saved."""
         arrays, settings = storage.read_arrays(path, KIND)
         try:
-            return cls._from_file(arrays, settings)
+            return cls.from_arrays(arrays, settings)
         except (KeyError, TypeError, AttributeError, ValueError, IndexError, OverflowError) as error:
             raise BadFile(f"{path} does not hold a whole SubfunctionBound ({error!r:.200}). Save it again.") from error
 
     @classmethod
-    def _from_file(cls, arrays: dict[str, Any], settings: dict[str, Any]) -> SubfunctionBound:
+    def from_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]], settings: Mapping[str, Any]) -> SubfunctionBound:
         """An estimator of arrays and settings that may be anything: what is not checked here is checked on the way."""
         delta = settings["delta"]
         check_delta(delta)
@@ -150,7 +170,9 @@ class SubfunctionBound:
         weighting = estimator._checked_weighting()
         patterns = PackedPatterns(arrays["words"], settings["n_units"])
         panels = lay_out(patterns)
-        table = RegionTable(panels, patterns.n_units, arrays["counts"], arrays["error_sum"])
+        table = RegionTable(
+            panels, patterns.n_units, arrays["counts"], arrays["error_sum"], None, arrays.get("sample_region")
+        )
         wrong = np.flatnonzero(table.error_sum > 0)
         log_w = arrays["log_w"]
         if log_w.dtype != np.float64 or log_w.shape != wrong.shape or not np.isfinite(log_w).all():
