@@ -4,9 +4,13 @@ Loops over all 2^M patterns in exact rational arithmetic; nothing here is shared
 list of its values ``d[0..M]`` as Fractions; a pattern is a tuple of 0 and 1.
 """
 
+import math
 from fractions import Fraction
 from itertools import permutations, product
-from math import comb
+from math import ceil, comb, e, exp, log
+from typing import NamedTuple
+
+import numpy as np
 
 
 def all_patterns(M):
@@ -117,3 +121,68 @@ def published(scores, errors, thresholds):
         taken = [Fraction(e) for s, e in zip(scores, errors, strict=True) if s <= t]
         points.append((len(taken), sum(taken, Fraction(0))))
     return points
+
+
+# ------------------------------------------------------------------------------------------------ explanations
+
+
+class Region(NamedTuple):
+    """A populated region as seen from a query."""
+
+    pattern: np.ndarray
+    distance: int
+    share: float
+
+
+def neighbourhood(bits, query, rho):
+    """All populated regions by their share of the density at a query (Gaussian), the greatest first."""
+    patterns = {tuple(row) for row in bits.tolist()}
+    found = []
+    for pattern in patterns:
+        distance = sum(a != b for a, b in zip(pattern, query.tolist(), strict=True))
+        count = sum(tuple(row) == pattern for row in bits.tolist())
+        found.append((count * math.exp(-(distance**2) / (2 * rho**2)), distance, pattern))
+    total = math.fsum(mass for mass, _, _ in found)
+    found.sort(key=lambda region: (-region[0], region[1]))
+    return [Region(np.array(pattern), distance, mass / total) for mass, distance, pattern in found]
+
+
+# policies
+
+
+def binomial_cdf(errors, trials, risk):
+    return sum(comb(trials, k) * risk**k * (1 - risk) ** (trials - k) for k in range(errors + 1))
+
+
+def hoeffding_bentkus(error_sum, trials, risk):
+    mean = error_sum / trials
+    kl = sum(a * log(a / b) for a, b in ((mean, risk), (1 - mean, 1 - risk)) if a > 0) if mean < risk else 0
+    return min(exp(-trials * kl), e * float(binomial_cdf(ceil(error_sum), trials, Fraction(risk))))
+
+
+def certify(scores, errors, risk, starts):
+    """Learn-then-test by its words: {start: share of the budget}; rows in order. How many are accepted?"""
+    accepted, level = 0, Fraction(0)
+    for j in range(1, len(scores) + 1):
+        p = binomial_cdf(sum(errors[:j]), j, risk)
+        whole = j == len(scores) or scores[j - 1] < scores[j]
+        finite = scores[j - 1] < float("inf")
+        if whole and finite and p > level:
+            level = Fraction(0)
+        if j in starts and p <= starts[j]:
+            level += starts[j]
+        if whole and finite and level:
+            accepted = j
+    return accepted
+
+
+def isotonic(scores, errors):
+    """{score: probability of error}: the max-min formula, an error made up at the lowest score, a right one at the highest."""
+    levels = sorted(set(scores))
+    rows = [*zip(scores, errors, strict=True), (levels[0], 1), (levels[-1], 0)]
+
+    def mean(a, b):
+        block = [Fraction(r) for s, r in rows if a <= s <= b]
+        return sum(block) / len(block)
+
+    return {x: max(min(mean(a, b) for b in levels if b >= x) for a in levels if a <= x) for x in levels}

@@ -15,16 +15,44 @@ from tests.conftest import DATA
 SOURCE = Path(terrafirma.__file__).parent
 FILES = sorted(SOURCE.rglob("*.py"))
 ROOT = SOURCE.parent.parent
-HEAVY = ("torch", "numba", "scipy", "sklearn", "matplotlib", "safetensors", "typer", "rich")
+HEAVY = (
+    "torch",
+    "onnx",
+    "onnxruntime",
+    "pyarrow",
+    "numba",
+    "scipy",
+    "sklearn",
+    "matplotlib",
+    "safetensors",
+    "typer",
+    "rich",
+)
 
 # what each room may import, besides itself
 ROOMS = {
-    "cli": {"experiments", "report", "scores", "selection", "metrics", "storage", "core", "errors"},
+    "cli": {
+        "experiments",
+        "report",
+        "guard",
+        "capture",
+        "policy",
+        "selection",
+        "scores",
+        "metrics",
+        "recorded",
+        "storage",
+        "core",
+        "errors",
+    },
     "experiments": {"capture", "selection", "scores", "metrics", "core", "errors"},
     "report": {"core", "metrics", "errors"},
+    "guard": {"capture", "policy", "selection", "scores", "metrics", "recorded", "storage", "core", "errors"},
+    "policy": {"metrics", "storage", "core", "errors"},
     "selection": {"scores", "metrics", "core", "errors"},
     "scores": {"storage", "metrics", "core", "errors"},
-    "capture": {"core", "errors"},
+    "capture": {"recorded", "storage", "core", "errors"},
+    "recorded": {"storage", "core", "errors"},
     "metrics": {"core", "errors"},
     "storage": {"errors"},
     "core": {"errors"},

@@ -22,37 +22,57 @@ from terrafirma._version import __version__
 
 if TYPE_CHECKING:
     from terrafirma import errors, metrics
+    from terrafirma.capture.record import layers, record
     from terrafirma.core.bound import BoundTerms
     from terrafirma.core.patterns import PackedPatterns
     from terrafirma.core.regions import RegionTable
     from terrafirma.core.weighting import Exponential, Gaussian, Tabulated
+    from terrafirma.guard.guard import Guard
+    from terrafirma.policy import ErrorProbability, GroupPolicy, Policy
+    from terrafirma.recorded import ClippedError, Recorded
     from terrafirma.scores.subfunction import SubfunctionBound
     from terrafirma.selection import Selection, select
 
 __all__ = [
     "BoundTerms",
+    "ClippedError",
+    "ErrorProbability",
     "Exponential",
     "Gaussian",
+    "GroupPolicy",
+    "Guard",
     "PackedPatterns",
+    "Policy",
+    "Recorded",
     "RegionTable",
     "Selection",
     "SubfunctionBound",
     "Tabulated",
     "__version__",
     "errors",
+    "layers",
     "metrics",
+    "record",
     "select",
 ]
 
 _HOME = {
     "BoundTerms": "terrafirma.core.bound",
+    "ClippedError": "terrafirma.recorded",
+    "ErrorProbability": "terrafirma.policy",
     "Exponential": "terrafirma.core.weighting",
     "Gaussian": "terrafirma.core.weighting",
+    "GroupPolicy": "terrafirma.policy",
+    "Guard": "terrafirma.guard.guard",
     "PackedPatterns": "terrafirma.core.patterns",
+    "Policy": "terrafirma.policy",
+    "Recorded": "terrafirma.recorded",
     "RegionTable": "terrafirma.core.regions",
     "Selection": "terrafirma.selection",
     "SubfunctionBound": "terrafirma.scores.subfunction",
     "Tabulated": "terrafirma.core.weighting",
+    "layers": "terrafirma.capture.record",
+    "record": "terrafirma.capture.record",
     "select": "terrafirma.selection",
 }
 _MODULES = ("errors", "metrics")

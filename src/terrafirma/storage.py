@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ import numpy.typing as npt
 from terrafirma._version import __version__
 from terrafirma.errors import BadFile
 
-__all__ = ["FORMAT", "read_arrays", "read_json", "write_arrays", "write_bytes", "write_json"]
+__all__ = ["FORMAT", "read_arrays", "read_json", "replacing", "write_arrays", "write_bytes", "write_json"]
 
 FORMAT = 1
 KEY = "terrafirma"
@@ -94,7 +94,17 @@ def read_json(path: str | os.PathLike[str], kind: str) -> dict[str, Any]:
 
 
 def write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
-    """Replace a file by ``data`` at once: a crash half-way leaves the old file whole and no litter that counts."""
+    """Replace a file by ``data`` at once."""
+    with replacing(path) as temporary:
+        temporary.write_bytes(data)
+
+
+@contextlib.contextmanager
+def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Replace a file at once by what is written to another: a crash half-way leaves the old one whole, no litter that counts.
+
+    The context gives the path to write to; what raises within it leaves everything as it was.
+    """
     try:
         path = Path(path).resolve()  # through a link, to the file itself
     except RuntimeError as error:
@@ -104,11 +114,11 @@ def write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
         raise BadFile(f"{path} cannot be written: {reason}.")
     temporary = path.with_name(f".terrafirma-{secrets.token_hex(8)}.tmp")
     try:
-        with temporary.open("xb") as file:
-            if path.exists():
-                temporary.chmod(path.stat().st_mode & 0o777)
-            file.write(data)
-            file.flush()
+        temporary.touch(exist_ok=False)
+        if path.exists():
+            temporary.chmod(path.stat().st_mode & 0o777)
+        yield temporary
+        with temporary.open("rb") as file:
             os.fsync(file.fileno())
         temporary.replace(path)
     except BaseException as error:

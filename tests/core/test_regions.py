@@ -1,4 +1,5 @@
 import math
+import re
 
 import numpy as np
 import pytest
@@ -287,3 +288,22 @@ def test_the_number_of_units_is_checked(n_units):
     table = build(np.eye(3))
     with pytest.raises(InvalidInput, match="n_units must be an integer of at least 1. Got"):
         RegionTable(table.panels, n_units, table.counts, table.error_sum)
+
+
+@pytest.mark.parametrize(
+    "kept", [np.arange(0, 300, 3), np.arange(300)[::-1], np.array([5, 5, 7])], ids=["few", "all, reversed", "twice"]
+)
+def test_the_table_of_some_samples_is_that_of_these_alone(rng, kept):
+    bits, errors = rng.random((300, 7)) < 0.3, rng.random(300)
+    table = RegionTable.build(PackedPatterns.pack(bits), errors, keep_samples=True)
+    some = table.of_samples(kept, errors[kept])
+    alone = RegionTable.build(PackedPatterns.pack(bits[kept]), errors[kept], keep_samples=True)
+    for name in ("panels", "counts", "error_sum", "sample_region"):
+        np.testing.assert_array_equal(getattr(some, name), getattr(alone, name))
+
+
+def test_the_table_of_some_samples_needs_to_know_them(rng):
+    table = RegionTable.build(PackedPatterns.pack(rng.random((9, 7)) < 0.5), np.zeros(9))
+    message = "The table must know the region of each sample. Got none; build it with keep_samples=True."
+    with pytest.raises(InvalidInput, match=re.escape(message)):
+        table.of_samples(np.arange(3), np.zeros(3))

@@ -1,0 +1,1 @@
+"""The front door: model, score and policy in one object."""

@@ -1,0 +1,178 @@
+"""What a guard has learned, all of it, in one place: replaced as a whole, never changed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from terrafirma.capture.network import Reduction
+from terrafirma.core.patterns import FloatArray, IntArray
+from terrafirma.core.regions import RegionTable
+from terrafirma.errors import InvalidInput
+from terrafirma.policy import ErrorProbability, Policy
+from terrafirma.recorded import Recorded
+from terrafirma.scores.subfunction import SubfunctionBound
+
+__all__ = ["Samples", "Score", "Selected", "State", "unreliability_of"]
+
+
+class Score(Protocol):
+    """Any unreliability score over recordings: higher = less reliable."""
+
+    def fit(self, train: Recorded, validation: Recorded, /) -> Any:
+        """Learn from what the network did on training data; choose hyperparameters on validation data."""
+        ...
+
+    def unreliability(self, recorded: Recorded, /) -> FloatArray:
+        """One number for each sample."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Samples:
+    """The training samples behind a table, one by one.
+
+    Attributes
+    ----------
+    ids : int64 array (N,)
+        The number of each sample, counted from the first that ever came; what was forgotten leaves gaps.
+    errors : float64 array (N,)
+    labels : array (N, ...), optional
+    seen : int
+        Samples that ever came: the number of the next one.
+
+    """
+
+    ids: IntArray
+    errors: FloatArray
+    labels: npt.NDArray[Any] | None
+    seen: int
+
+    @classmethod
+    def first(cls, recorded: Recorded) -> Samples:
+        """The samples of a first fit."""
+        return cls(np.arange(len(recorded)), np.asarray(recorded.errors), recorded.labels, len(recorded))
+
+    def and_(self, recorded: Recorded) -> Samples:
+        """These and the samples of another recording."""
+        labels = None
+        if self.labels is not None and recorded.labels is not None:
+            labels = np.concatenate([self.labels, recorded.labels])
+        return Samples(
+            np.concatenate([self.ids, self.seen + np.arange(len(recorded))]),
+            np.concatenate([self.errors, np.asarray(recorded.errors)]),
+            labels,
+            self.seen + len(recorded),
+        )
+
+    def rows_without(self, ids: IntArray) -> IntArray:
+        """The rows that stay when some samples are forgotten."""
+        unknown = ids[~np.isin(ids, self.ids)]
+        if len(unknown):
+            raise InvalidInput(
+                f"rows must be numbers of training samples that are still there, from 0 to {self.seen - 1}. "
+                f"Got {unknown[0]} ({len(unknown)} such in all)."
+            )
+        kept = np.flatnonzero(~np.isin(self.ids, ids))
+        if not len(kept):
+            raise InvalidInput(f"At least one training sample must stay. Got all {len(self.ids)} to forget; fit anew.")
+        return kept
+
+    def __getitem__(self, rows: IntArray) -> Samples:
+        labels = None if self.labels is None else self.labels[rows]
+        return Samples(self.ids[rows], self.errors[rows], labels, self.seen)
+
+
+@dataclass(frozen=True)
+class Selected:
+    """How the hyperparameters were found: the metric of the best, of a random order, and on how many samples."""
+
+    metric: float
+    chance: float
+    n_samples: int
+    mean_error: float
+
+
+@dataclass(frozen=True, eq=False)
+class State:
+    """Everything that ``Guard.fit`` learned.
+
+    Attributes
+    ----------
+    score : SubfunctionBound or another fitted score
+    samples : Samples
+    calibration : Recorded
+        Kept, so that the policy can be found again when training data comes or goes.
+    policy : Policy, optional
+        None while it is stale: the score has changed since it was calibrated.
+    fingerprints : dict of str to str
+        Of the data sets of the fit, where they were recorded here.
+    history : tuple of str
+        What was done.
+
+    """
+
+    score: SubfunctionBound | Score
+    layer_names: tuple[str, ...]
+    widths: tuple[int, ...]
+    reduce: Reduction
+    classifies: bool
+    samples: Samples
+    calibration: Recorded
+    risk: float
+    confidence: float
+    fingerprints: Mapping[str, str]
+    history: tuple[str, ...]
+    selected: Selected | None = None
+    policy: Policy | None = None
+    error_probability: ErrorProbability | None = None
+
+    @property
+    def bound(self) -> SubfunctionBound:
+        """The score, where it is the subfunction bound: what can explain, add, forget and be exported."""
+        if not isinstance(self.score, SubfunctionBound):
+            raise InvalidInput(
+                f"This needs the subfunction bound. Got a guard with {type(self.score).__name__}; "
+                "leave score out of Guard(...)."
+            )
+        return self.score
+
+    @property
+    def table(self) -> RegionTable:
+        """The populated regions of the training data."""
+        return self.bound.regions_
+
+    def calibrated(self, risk: float | None = None, confidence: float | None = None) -> State:
+        """With the policy and the error probability of the present score."""
+        risk = self.risk if risk is None else risk
+        confidence = self.confidence if confidence is None else confidence
+        unreliability, errors = (
+            unreliability_of(self.score, self.calibration),
+            self.calibration.need("errors", by="calibrate"),
+        )
+        return replace(
+            self,
+            risk=risk,
+            confidence=confidence,
+            policy=Policy.calibrate(unreliability, errors, risk=risk, confidence=confidence),
+            error_probability=ErrorProbability.fit(unreliability, errors),
+        )
+
+    def with_table(self, table: RegionTable, samples: Samples, event: str) -> State:
+        """With other training data, and the policy stale."""
+        old = self.bound
+        score = SubfunctionBound(old.rho, old.delta, old.weighting).fit_table(table)
+        return replace(
+            self, score=score, samples=samples, history=(*self.history, event), policy=None, error_probability=None
+        )
+
+
+def unreliability_of(score: SubfunctionBound | Score, recorded: Recorded) -> FloatArray:
+    """The score of each sample of a recording."""
+    if isinstance(score, SubfunctionBound):
+        return score.unreliability(recorded.need("patterns", by="The subfunction bound"))
+    return score.unreliability(recorded)

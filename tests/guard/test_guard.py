@@ -1,0 +1,431 @@
+import re
+from dataclasses import fields
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import load_digits
+from sklearn.neural_network import MLPClassifier, MLPRegressor
+from torch import nn
+
+from terrafirma.capture.record import record
+from terrafirma.core.patterns import PackedPatterns
+from terrafirma.core.regions import RegionTable
+from terrafirma.errors import InvalidInput, NotFitted
+from terrafirma.guard.guard import Guard
+from terrafirma.recorded import ClippedError, Recorded
+from terrafirma.scores.logits import entropy
+from terrafirma.scores.subfunction import SubfunctionBound
+from tests import naive
+
+pytestmark = [pytest.mark.jit, pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")]
+
+
+@pytest.fixture(scope="module")
+def digits():
+    """Training, validation and test images of digits, with some labels wrong in training."""
+    X, y = load_digits(return_X_y=True)
+    X = (X / 16).astype(np.float32)
+    order = np.random.default_rng(0).permutation(len(X))
+    X, y = X[order], y[order]
+    y[:40] = (y[:40] + 1) % 10
+    return (X[:700], y[:700]), (X[700:1400], y[700:1400]), (X[1400:], y[1400:])
+
+
+@pytest.fixture(scope="module")
+def mlp(digits):
+    net = MLPClassifier((64, 48), solver="sgd", learning_rate_init=0.1, max_iter=40, batch_size=50, random_state=0)
+    return net.fit(*digits[0])
+
+
+@pytest.fixture(scope="module")
+def net(mlp):
+    """The same network in torch."""
+    layers = []
+    for W, b in zip(mlp.coefs_, mlp.intercepts_, strict=True):
+        linear = nn.Linear(*W.shape)
+        linear.weight.data, linear.bias.data = torch.tensor(W.T).float(), torch.tensor(b).float()
+        layers += [linear, nn.ReLU()]
+    return nn.Sequential(*layers[:-1]).train()
+
+
+@pytest.fixture
+def guard(mlp, digits):
+    train, validation, _ = digits
+    return Guard(mlp).fit(train, validation, risk=0.05, confidence=0.9, verbose=False)
+
+
+def same_tables(a, b):
+    arrays = ("panels", "counts", "error_sum", "sample_region")
+    return a.n_units == b.n_units and all(np.array_equal(getattr(a, name), getattr(b, name)) for name in arrays)
+
+
+def same_verdicts(a, b):
+    return all(np.array_equal(getattr(a, part.name), getattr(b, part.name)) for part in fields(a))
+
+
+class TestFitAndPredict:
+    def test_a_verdict_is_the_sum_of_its_parts(self, guard, mlp, digits):
+        (X, _), _, (X_test, y_test) = digits
+        verdict = guard.predict(X_test)
+        assert np.array_equal(verdict.prediction, mlp.predict(X_test))
+        state = guard.state
+        by_hand = SubfunctionBound(state.score.rho, state.score.delta)
+        by_hand.fit(record(mlp, digits[0]).patterns, mlp.predict(X) != digits[0][1])
+        assert np.array_equal(verdict.unreliability, by_hand.unreliability(record(mlp, X_test).patterns))
+        assert np.array_equal(verdict.accepted, verdict.unreliability <= guard.policy.threshold)
+        assert np.array_equal(verdict.error_probability, state.error_probability.probability(verdict.unreliability))
+        assert 0.2 < verdict.accepted.mean() < 1
+        wrong = verdict.prediction != y_test
+        assert wrong[verdict.accepted].mean() < 0.5 * wrong[~verdict.accepted].mean()
+        assert repr(verdict) == (
+            f"<Verdict on {len(X_test)} predictions: {verdict.accepted.sum()} accepted, {(~verdict.accepted).sum()} refused>"
+        )
+
+    def test_the_policy_never_sees_what_selection_saw(self, guard, mlp, digits):
+        _, (X_val, y_val), _ = digits
+        seen = record(mlp, (X_val, y_val))
+        kept = guard.state.calibration
+        assert len(kept) == guard.state.selected.n_samples == len(X_val) // 2
+        wrong = seen.errors.sum() - kept.errors.sum()
+        assert guard.state.selected.mean_error == pytest.approx(wrong / (len(X_val) // 2))
+        words = [row.tobytes() for row in seen.patterns.words]
+        assert {row.tobytes() for row in kept.patterns.words} < set(words)
+
+    def test_a_set_of_its_own_calibrates(self, mlp, digits):
+        train, (X_val, y_val), _ = digits
+        choosing, calibrating = (X_val[:300], y_val[:300]), (X_val[300:], y_val[300:])
+        guard = Guard(mlp).fit(train, choosing, calibrating, risk=0.05, verbose=False)
+        assert guard.state.selected.n_samples == 300
+        assert np.array_equal(guard.state.calibration.errors, record(mlp, calibrating).errors)
+
+    def test_fixed_hyperparameters_leave_all_of_validation_to_the_policy(self, mlp, digits):
+        train, validation, _ = digits
+        guard = Guard(mlp, SubfunctionBound(rho=3.0, delta=0.1)).fit(train, validation, verbose=False)
+        assert (guard.state.score.rho, guard.state.score.delta) == (3.0, 0.1)
+        assert guard.state.selected is None
+        assert len(guard.state.calibration) == len(validation[0])
+        assert "rho 3 bits, delta 0.1\n" in guard.summary()
+
+    def test_fit_prints_what_it_did(self, mlp, digits, capsys):
+        train, validation, _ = digits
+        guard = Guard(mlp).fit(train, validation, risk=0.05, confidence=0.9)
+        text = capsys.readouterr().out
+        wrong = (mlp.predict(train[0]) != train[1]).mean()
+        assert text.startswith(guard.summary())
+        assert "Guard of MLPClassifier: hidden_2 (48 units)\n" in text
+        assert f"trained on   700 samples in {len(guard.state.table)} regions, mean error {wrong:.4g}" in text
+        assert "best of the grid on 350 samples, AUCEA 0.9" in text
+        assert f"policy       {guard.policy}\n" in text
+        assert guard.policy.risk_bound <= 0.05
+        assert re.search(r"took +\d+\.\d s, of which \d+\.\d s recording\n$", text)
+
+    def test_nothing_to_select_by_is_said(self, mlp, digits):
+        train, (X, _), _ = digits
+        guard = Guard(mlp).fit(train, (X, mlp.predict(X)), verbose=False)
+        assert "the first of the grid, for none of the 350 samples to select on is wrong" in guard.summary()
+
+    def test_tensors_in_tensors_out(self, net, digits):
+        train, validation, (X, _) = digits
+        guard = Guard(net, SubfunctionBound(rho=3.0)).fit(train, validation, risk=0.05, verbose=False)
+        arrays, tensors = guard.predict(X), guard.predict(torch.tensor(X))
+        for part in fields(arrays):
+            array, tensor = getattr(arrays, part.name), getattr(tensors, part.name)
+            assert isinstance(array, np.ndarray)
+            assert isinstance(tensor, torch.Tensor)
+            assert np.array_equal(array, tensor.numpy())
+        assert tensors.prediction.dtype == torch.int64
+        assert tensors.unreliability.dtype == torch.float64
+        assert tensors.accepted.dtype == torch.bool
+        with torch.no_grad():
+            assert torch.allclose(tensors.output, net.eval()(torch.tensor(X)), atol=1e-5)
+
+    def test_batches_and_loaders_give_the_same_verdict(self, guard, digits):
+        X, y = digits[2]
+        whole = guard.predict(X)
+        guard.batch_size = 7
+        by_loader = guard.predict([(X[:100], y[:100]), (X[100:], y[100:])])
+        for other in (guard.predict(X), by_loader):
+            assert np.array_equal(whole.unreliability, other.unreliability)
+            assert np.array_equal(whole.accepted, other.accepted)
+
+    def test_classes_keep_their_names(self, digits):
+        (X, y), (X_val, y_val), (X_test, _) = digits
+        names = np.array([f"digit {i}" for i in range(10)])
+        mlp = MLPClassifier((48,), max_iter=30, random_state=0).fit(X, names[y])
+        guard = Guard(mlp).fit((X, names[y]), (X_val, names[y_val]), risk=0.1, verbose=False)
+        assert np.array_equal(guard.predict(X_test).prediction, mlp.predict(X_test))
+        assert all(label.startswith("digit") for label in guard.explain(X_test[:1])[0].regions[0].labels)
+        verdict = guard.predict(torch.tensor(X_test))  # names have no tensor
+        assert isinstance(verdict.prediction, np.ndarray)
+        assert isinstance(verdict.accepted, torch.Tensor)
+
+    def test_a_regression_is_guarded_without_probabilities(self, rng):
+        X = rng.uniform(-2, 2, size=(4000, 2))
+        y = np.sin(3 * X[:, 0]) + X[:, 1]
+        dense = np.abs(X[:, 0]) < 0.8  # where training samples lie
+        net = MLPRegressor(hidden_layer_sizes=(32, 32, 32), max_iter=500, random_state=0).fit(
+            X[dense][:800], y[dense][:800]
+        )
+        guard = Guard(net, layers="hidden_*", error=ClippedError(scale=1.0))
+        guard.fit((X[dense][:800], y[dense][:800]), (X[:2000], y[:2000]), risk=0.1, verbose=False)
+        verdict = guard.predict(X[2000:])
+        assert np.array_equal(verdict.prediction, verdict.output)
+        error = np.minimum(np.abs(verdict.output.ravel() - y[2000:]), 1.0)
+        assert error[verdict.accepted].mean() < 0.1 < error.mean()
+        assert verdict.accepted[dense[2000:]].mean() > 0.6
+        assert verdict.accepted[~dense[2000:]].mean() < 0.1
+        assert guard.evaluate((X[2000:], y[2000:])).auroc is None
+
+    def test_recorded_arrays_of_any_framework_are_enough(self, guard, mlp, digits):
+        train, validation, test = (record(mlp, data) for data in digits)
+        bare = Guard(None).fit(
+            *(Recorded(patterns=r.patterns, errors=r.errors) for r in (train, validation)), risk=0.05, confidence=0.9
+        )
+        assert np.array_equal(bare.unreliability(test), guard.unreliability(digits[2][0]))
+        labelled = Guard(None).fit(train, validation, risk=0.05, confidence=0.9, verbose=False)
+        assert np.array_equal(labelled.predict(test).accepted, guard.predict(digits[2][0]).accepted)
+
+    def test_any_score_can_stand_in(self, mlp, digits):
+        class Entropy:
+            """Of the outputs."""
+
+            def fit(self, train, validation):
+                self.sizes = len(train), len(validation)
+
+            def unreliability(self, recorded):
+                return entropy(recorded.outputs)
+
+        train, validation, (X, _) = digits
+        guard = Guard(mlp, Entropy()).fit(train, validation, risk=0.05, verbose=False)
+        assert guard.score.sizes == (700, 350)
+        verdict = guard.predict(X)
+        assert np.array_equal(verdict.unreliability, entropy(verdict.output))
+        assert "score        Entropy\n" in guard.summary()
+        message = "This needs the subfunction bound. Got a guard with Entropy; leave score out of Guard(...)."
+        with pytest.raises(InvalidInput, match=re.escape(message)):
+            guard.explain(X)
+
+
+class TestEvaluate:
+    def test_figures_are_those_of_the_verdict(self, guard, digits):
+        X, y = digits[2]
+        verdict, found = guard.predict(X), guard.evaluate((X, y))
+        wrong = verdict.prediction != y
+        assert found.mean_error == wrong.mean()
+        assert found.mean_error_accepted == wrong[verdict.accepted].mean()
+        assert found.mean_error_refused == wrong[~verdict.accepted].mean()
+        assert found.coverage == verdict.accepted.mean()
+        order = np.argsort(verdict.unreliability, kind="stable")
+        assert found.risk_at(0.5) == pytest.approx(wrong[order][: round(0.5 * len(X))].mean(), abs=0.01)
+        assert found.risk_at(found.coverage_at(0.02)) <= 0.02
+        assert f"{len(X)} predictions, mean error {wrong.mean():.4g}; AUCEA {found.aucea:.4f}, AUROC" in str(found)
+        assert "(promised: at most 0.05 at 90% confidence)" in str(found)
+
+    def test_nothing_accepted_is_no_error(self, mlp, digits):
+        train, validation, test = digits
+        found = Guard(mlp).fit(train, validation, risk=0.001, verbose=False).evaluate(test)
+        assert found.coverage == 0
+        assert np.isnan(found.mean_error_accepted)
+        assert found.coverage_at(0.0) >= 0
+
+
+class TestExplain:
+    def test_regions_are_those_of_brute_force(self, guard, mlp, digits):
+        (X, y), _, (X_test, _) = digits
+        bits, query = record(mlp, X).patterns.to_bool(), record(mlp, X_test[:4]).patterns.to_bool()
+        wrong = mlp.predict(X) != y
+        verdict = guard.predict(X_test[:4])
+        for row, found in enumerate(guard.explain(X_test[:4], n=3)):
+            expected = naive.neighbourhood(bits, query[row], guard.state.score.rho)
+            assert found.nearest == min(region.distance for region in expected)
+            assert [region.share for region in found.regions] == pytest.approx(
+                [region.share for region in expected[:3]]
+            )
+            for got, region in zip(found.regions, expected, strict=False):
+                members = np.flatnonzero((bits == region.pattern).all(axis=1))
+                if (
+                    sum(got.share == pytest.approx(other.share) for other in expected[:5]) == 1
+                ):  # else it is anyone's turn
+                    assert got.distance == region.distance
+                    assert got.n_samples == len(members)
+                    assert got.samples.tolist() == members[:3].tolist()
+                    assert got.mean_error == pytest.approx(wrong[members].mean())
+                    labels = dict(zip(*np.unique(y[members], return_counts=True), strict=True))
+                    assert got.labels == labels
+            assert found.unreliability == verdict.unreliability[row]
+            assert found.accepted == verdict.accepted[row]
+            assert found.prediction == verdict.prediction[row]
+            assert np.logaddexp(found.log_risk, found.log_gap) == pytest.approx(found.unreliability)
+            assert found.risk_share == pytest.approx(np.exp(found.log_risk - found.unreliability))
+
+    def test_reads_as_text(self, guard, digits):
+        text = str(guard.explain(digits[2][0][:1], n=2)[0])
+        assert re.search(r"^prediction \d, unreliability [\d.]+, (accepted|refused)\n", text)
+        assert re.search(r"nearest training sample \d+ bits away; [\d.]+% of the density from these:\n", text)
+        assert len(text.splitlines()) == 5
+
+
+class TestTrainingDataComesAndGoes:
+    @pytest.fixture
+    def soft(self, rng):
+        """Recordings with errors between 0 and 1, whose sums depend on their order in floats."""
+        bits = rng.random((400, 12)) < 0.3
+        return [
+            Recorded(patterns=bits[s], errors=rng.random(400)[s], labels=rng.integers(0, 3, 400)[s])
+            for s in (slice(250), slice(250, 320), slice(320, 400))
+        ]
+
+    def refitted(self, *parts):
+        bits = np.concatenate([part.patterns.to_bool() for part in parts])
+        errors = np.concatenate([part.errors for part in parts])
+        return RegionTable.build(PackedPatterns.pack(bits), errors, keep_samples=True)
+
+    def test_added_data_gives_the_table_of_a_fit_on_all(self, soft):
+        guard = Guard(None, SubfunctionBound(2.0)).fit(soft[0], soft[2], risk=0.9, verbose=False)
+        assert guard.partial_fit(soft[1]) is guard
+        assert same_tables(guard.state.table, self.refitted(soft[0], soft[1]))
+        again = SubfunctionBound(2.0).fit(
+            np.concatenate([part.patterns.to_bool() for part in soft[:2]]), guard.state.samples.errors
+        )
+        assert np.array_equal(guard.unreliability(soft[2]), again.unreliability(soft[2].patterns))
+
+    def test_forgotten_data_gives_the_table_of_a_fit_without(self, soft, rng):
+        guard = Guard(None, SubfunctionBound(2.0)).fit(soft[0], soft[2], risk=0.9, verbose=False)
+        gone = rng.choice(250, 120, replace=False)
+        guard.forget(gone)
+        kept = np.setdiff1d(np.arange(250), gone)
+        assert same_tables(guard.state.table, self.refitted(soft[0][kept]))
+        assert np.array_equal(guard.state.samples.ids, kept)
+        assert np.array_equal(guard.state.samples.labels, soft[0].labels[kept])
+
+    def test_numbers_of_samples_never_shift(self, soft):
+        guard = Guard(None, SubfunctionBound(2.0)).fit(soft[0], soft[2], risk=0.9, verbose=False)
+        guard.forget([0, 249]).partial_fit(soft[1]).forget([250, 100])
+        assert guard.state.samples.ids.tolist() == [i for i in range(320) if i not in (0, 249, 250, 100)]
+        rows = np.setdiff1d(np.arange(250), [0, 100, 249])
+        assert same_tables(guard.state.table, self.refitted(soft[0][rows], soft[1][1:]))
+        assert guard.state.history == ("fit on 250 samples", "forgot 2 samples", "added 70 samples", "forgot 2 samples")
+        found = guard.explain(soft[1][1:2], n=1)[0] if soft[1].outputs is not None else None
+        assert found is None
+
+    def test_the_policy_is_found_anew(self, guard, mlp, digits):
+        X, y = digits[2]
+        before = guard.policy
+        guard.partial_fit((X[:200], y[:200]))
+        after = guard.policy
+        scores = guard.state.score.unreliability(guard.state.calibration.patterns)
+        assert after.threshold in scores
+        assert after.threshold != before.threshold
+        assert np.array_equal(after.accept(scores).sum(), after.n_accepted)
+
+    def test_a_stale_policy_refuses_to_decide(self, guard, digits):
+        X, y = digits[2]
+        guard.forget(np.arange(50), recalibrate=False)
+        message = "The policy is stale: training data came or went since it was calibrated. Call recalibrate() before predict."
+        for decide in (guard.predict, guard.wrap, lambda x: guard.evaluate((x, y)), lambda x: guard.policy):
+            with pytest.raises(NotFitted, match=re.escape(message)):
+                decide(X)
+        assert np.isfinite(guard.unreliability(X)).all()
+        assert guard.explain(X[:1])[0].accepted is None
+        assert "policy is stale" in str(guard.explain(X[:1])[0])
+        assert "stale: call recalibrate()" in guard.summary()
+        assert "policy is stale" in repr(guard)
+        assert guard.recalibrate().predict(X).accepted.any()
+
+    def test_recalibration_takes_other_data_and_another_risk(self, guard, digits):
+        test = digits[2]
+        guard.recalibrate(test, risk=0.2, confidence=0.8)
+        assert (guard.policy.risk, guard.policy.confidence, guard.policy.n_samples) == (0.2, 0.8, len(test[0]))
+
+    @pytest.mark.parametrize(
+        ("rows", "message"),
+        [
+            (
+                [700],
+                "rows must be numbers of training samples that are still there, from 0 to 699. Got 700 (1 such in all).",
+            ),
+            (
+                [-1, 3, -2],
+                "rows must be numbers of training samples that are still there, from 0 to 699. Got -2 (2 such in all).",
+            ),
+            (np.arange(700), "At least one training sample must stay. Got all 700 to forget; fit anew."),
+            ([True, False], "rows must be numbers of training samples. Got bool; use np.flatnonzero of a mask."),
+        ],
+    )
+    def test_rows_that_are_not_there_cannot_be_forgotten(self, guard, rows, message):
+        before = guard.state
+        with pytest.raises(InvalidInput, match=re.escape(message)):
+            guard.forget(rows)
+        assert guard.state is before
+
+
+@pytest.fixture
+def wrapped(net, digits):
+    guard = Guard(net, SubfunctionBound(3.0)).fit(digits[0], digits[1], risk=0.05, verbose=False)
+    return guard, guard.wrap()
+
+
+class TestWrap:
+    def test_forward_gives_output_unreliability_accepted(self, wrapped, digits):
+        guard, module = wrapped
+        x = torch.tensor(digits[2][0])
+        output, unreliability, accepted = module(x)
+        verdict = guard.predict(x)
+        assert torch.equal(output, verdict.output)
+        assert torch.equal(unreliability, verdict.unreliability)
+        assert torch.equal(accepted, verdict.accepted)
+
+    def test_it_is_a_module_with_the_networks_weights(self, wrapped, net):
+        _, module = wrapped
+        assert isinstance(module, nn.Module)
+        assert {p.data_ptr() for p in module.parameters()} == {p.data_ptr() for p in net.parameters()}
+
+    def test_only_torch_networks_are_wrapped(self, guard):
+        message = "model must be a torch.nn.Module to be wrapped. Got MLPClassifier; use guard.predict."
+        with pytest.raises(InvalidInput, match=re.escape(message)):
+            guard.wrap()
+
+    def test_inputs_come_by_position_or_by_name(self, wrapped, digits):
+        x = torch.tensor(digits[2][0])
+        with pytest.raises(InvalidInput, match=r"Inputs must come all by position or all by name. Got both\."):
+            wrapped[1](x, mask=x)
+
+
+class TestRefused:
+    @pytest.mark.parametrize(
+        "method", ["predict", "explain", "unreliability", "evaluate", "partial_fit", "forget", "recalibrate"]
+    )
+    def test_what_needs_a_fit(self, mlp, digits, method):
+        guard = Guard(mlp)
+        message = f"Guard is not fitted. Call fit(train, validation) before {method}."
+        arguments = () if method == "recalibrate" else ([0],)
+        with pytest.raises(NotFitted, match=re.escape(message)):
+            getattr(guard, method)(*arguments)
+        assert repr(guard) == "<Guard of MLPClassifier, not fitted>"
+
+    def test_data_without_errors(self, mlp, digits):
+        X = digits[0][0]
+        message = (
+            "train must have an error for each sample. Got no labels and outputs of shape (700, 10); for a classifier "
+            "give integer labels beside outputs (n, classes), for anything else error=, for example ClippedError(scale=...)."
+        )
+        with pytest.raises(InvalidInput, match=re.escape(message)):
+            Guard(mlp).fit(X, digits[1])
+
+    def test_validation_too_small_to_be_cut(self, mlp, digits):
+        train, (X, y), _ = digits
+        message = "validation must have at least 2 samples, to be cut into halves. Got 1; give calibration=, too."
+        with pytest.raises(InvalidInput, match=re.escape(message)):
+            Guard(mlp).fit(train, (X[:1], y[:1]))
+
+    def test_a_guard_of_arrays_has_nothing_to_run(self, digits):
+        message = "The guard has no network to run. Give it a Recorded, or make it with Guard(model)."
+        with pytest.raises(InvalidInput, match=re.escape(message)):
+            Guard(None).fit(*digits[:2])
+
+    def test_a_failed_fit_changes_nothing(self, guard, digits):
+        before = guard.state
+        with pytest.raises(InvalidInput, match="risk must lie between 0 and 1"):
+            guard.fit(*digits[:2], risk=2.0)
+        assert guard.state is before

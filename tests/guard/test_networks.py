@@ -1,0 +1,162 @@
+"""Guards of real networks, the same one in each framework: equal patterns, equal decisions, and one graph of all of it."""
+
+import numpy as np
+import pytest
+
+onnx = pytest.importorskip("onnx")
+ort = pytest.importorskip("onnxruntime")
+torch = pytest.importorskip("torch")
+
+from onnx import TensorProto  # noqa: E402
+from sklearn.neural_network import MLPClassifier  # noqa: E402
+from torch import nn  # noqa: E402
+
+from terrafirma.capture.record import record  # noqa: E402
+from terrafirma.errors import InvalidInput  # noqa: E402
+from terrafirma.guard.guard import Guard  # noqa: E402
+from terrafirma.scores.subfunction import SubfunctionBound  # noqa: E402
+from tests import onnx_nets  # noqa: E402
+
+pytestmark = pytest.mark.jit
+KINDS = ("cnn", "relu", "gelu")
+LAYERS = {"cnn": ["5", "8"], "relu": None, "gelu": "1.*"}
+ONNX_LAYERS = {"cnn": ["node_relu_1", "node_relu_2"], "relu": None, "gelu": "*"}
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def case(request, tmp_path_factory):
+    """A network in torch and as an ONNX file, and labelled data of which it gets some wrong."""
+    kind = request.param
+    net, x, _ = onnx_nets.torch_net(kind)
+    path = tmp_path_factory.mktemp(kind) / "net.onnx"
+    path.write_bytes(onnx_nets.exported_net(kind))
+    rng = np.random.default_rng(1)
+    near = [0.1] * 8 + [3.0] * 4  # the last third far from training, and mostly wrong
+    X = np.concatenate([x + scale * rng.normal(size=x.shape).astype(np.float32) for scale in near])
+    y = record(net, X).predictions
+    wrong = rng.random(len(y)) < np.where(np.arange(len(y)) < 320, 0.02, 0.7)
+    y[wrong] = (y[wrong] + 1) % 3
+    return kind, net, path, X, y
+
+
+def fitted(model, layers, X, y):
+    guard = Guard(model, SubfunctionBound(4.0), layers=layers)
+    return guard.fit((X[:200], y[:200]), (X[200:], y[200:]), risk=0.2, confidence=0.9, verbose=False)
+
+
+@pytest.mark.parametrize("reduce", ["none", "any", "mean"])
+def test_torch_and_onnx_give_the_same_patterns(case, reduce):
+    kind, net, path, X, y = case
+    a = record(net, (X, y), LAYERS[kind], reduce)
+    b = record(path, (X, y), ONNX_LAYERS[kind], reduce)
+    assert a.widths == b.widths
+    assert np.mean(a.patterns.to_bool() != b.patterns.to_bool()) <= 1e-5
+    assert np.array_equal(a.errors, b.errors)
+    assert 0 < a.patterns.to_bool().mean() < 1
+
+
+def test_torch_and_onnx_give_the_same_decisions(case):
+    kind, net, path, X, y = case
+    a = fitted(net, LAYERS[kind], X, y).predict(X)
+    b = fitted(path, ONNX_LAYERS[kind], X, y).predict(X)
+    assert 0 < a.accepted.mean() < 1
+    same = np.isclose(a.unreliability, b.unreliability, rtol=0, atol=1e-9)
+    assert same.mean() > 0.99  # a bit of rounding may flip a pattern
+    assert np.array_equal(a.accepted[same], b.accepted[same])
+    np.testing.assert_allclose(a.output, b.output, atol=1e-4)
+
+
+@pytest.mark.parametrize("source", ["torch", "onnx"])
+def test_one_graph_decides_as_the_guard(case, source, tmp_path):
+    kind, net, path, X, y = case
+    guard = fitted(net, LAYERS[kind], X, y) if source == "torch" else fitted(path, ONNX_LAYERS[kind], X, y)
+    guard.export(tmp_path / "guarded.onnx", X[:200])
+    session = ort.InferenceSession(tmp_path / "guarded.onnx", providers=["CPUExecutionProvider"])
+    assert [output.name for output in session.get_outputs()] == ["output", "unreliability", "accepted"]
+    output, unreliability, accepted = session.run(None, {session.get_inputs()[0].name: X[200:]})
+    verdict = guard.predict(X[200:])
+    assert unreliability.dtype == np.float64
+    np.testing.assert_allclose(output, verdict.output, atol=1e-4)
+    same = np.isclose(unreliability, verdict.unreliability, rtol=0, atol=1e-4)
+    assert same.mean() > (0.99 if source == "torch" else 0.999)
+    assert np.array_equal(accepted[same], verdict.accepted[same])
+    assert 0 < accepted.mean() < 1
+
+
+def test_an_mlp_is_the_same_network_in_scikit_learn_torch_and_onnx(rng, tmp_path):
+    X = rng.normal(size=(900, 6)).astype(np.float32)
+    y = (X[:, 0] + 0.3 * X[:, 1] > 0) + (X[:, 2] > 0.5).astype(int)
+    mlp = MLPClassifier((24, 16), solver="lbfgs", max_iter=1000, random_state=0).fit(X[:300], y[:300])
+    mlp.coefs_, mlp.intercepts_ = (
+        [array.astype(np.float32) for array in arrays] for arrays in (mlp.coefs_, mlp.intercepts_)
+    )
+    parts, nodes, weights, x = [], [], {}, "x"
+    for i, (W, b) in enumerate(zip(mlp.coefs_, mlp.intercepts_, strict=True)):
+        linear = nn.Linear(*W.shape)
+        linear.weight.data, linear.bias.data = torch.tensor(W.T), torch.tensor(b)
+        parts += [linear, nn.ReLU()]
+        weights |= {f"W{i}": W, f"b{i}": b}
+        nodes += [("Gemm", f"{x} W{i} b{i}", f"h{i}"), ("Relu", f"h{i}", f"r{i}")]
+        x = f"r{i}"
+    graph = onnx_nets.model(
+        nodes[:-1], {"x": (TensorProto.FLOAT, ["n", 6])}, {"h2": (TensorProto.FLOAT, ["n", 3])}, weights
+    )
+    onnx.save(graph, tmp_path / "mlp.onnx")
+    networks = {"sklearn": mlp, "torch": nn.Sequential(*parts[:-1]), "onnx": tmp_path / "mlp.onnx"}
+    recorded = {name: record(model, (X, y)) for name, model in networks.items()}
+    verdicts = {name: fitted(model, None, X, y).predict(X) for name, model in networks.items()}
+    for name in ("torch", "onnx"):
+        assert np.array_equal(recorded[name].patterns.words, recorded["sklearn"].patterns.words)
+        assert np.array_equal(recorded[name].errors, recorded["sklearn"].errors)
+        assert np.array_equal(verdicts[name].unreliability, verdicts["sklearn"].unreliability)
+        assert np.array_equal(verdicts[name].accepted, verdicts["sklearn"].accepted)
+    assert np.ptp(verdicts["onnx"].unreliability) > 0.5
+    with pytest.raises(
+        InvalidInput, match=r"Only torch and ONNX networks can be exported\. Got MLPClassifier; use guard\.predict\."
+    ):
+        fitted(mlp, None, X, y).export(tmp_path / "no.onnx")
+
+
+def test_an_onnx_guard_is_whole_in_its_folder(case, tmp_path):
+    kind, _, path, X, y = case
+    guard = fitted(path, ONNX_LAYERS[kind], X, y)
+    guard.save(tmp_path / "g")
+    path.rename(path.with_suffix(".moved"))
+    try:
+        loaded = Guard.load(tmp_path / "g")
+        assert np.array_equal(loaded.predict(X).unreliability, guard.predict(X).unreliability)
+        loaded.save(tmp_path / "g")
+        assert sorted(p.suffix for p in (tmp_path / "g").iterdir()) == [".json", ".onnx", ".safetensors"]
+    finally:
+        path.with_suffix(".moved").rename(path)
+
+
+def test_a_torch_guard_is_exported_by_running_it(case, tmp_path):
+    kind, net, _, X, y = case
+    message = r"example must be some inputs of the network: it is exported by running it\. Got none\."
+    with pytest.raises(InvalidInput, match=message):
+        fitted(net, LAYERS[kind], X, y).export(tmp_path / "g.onnx")
+
+
+def test_dict_batches_reach_networks_by_name(rng):
+    class TwoInputs(nn.Module):
+        """Named inputs, and a dict of outputs."""
+
+        def __init__(self):
+            super().__init__()
+            self.a, self.b, self.head = nn.Linear(3, 16), nn.Linear(2, 16), nn.Linear(16, 2)
+
+        def forward(self, left, right):
+            return {"logits": self.head(torch.relu(self.a(left) + self.b(right)))}
+
+    torch.manual_seed(0)
+    net = TwoInputs()
+    left, right = rng.normal(size=(300, 3)).astype(np.float32), rng.normal(size=(300, 2)).astype(np.float32)
+    data = {"left": left, "right": right}
+    y = record(net, data).predictions
+    guard = Guard(net, SubfunctionBound(2.0)).fit({**data, "labels": y}, [{**data, "labels": y}], verbose=False)
+    verdict = guard.predict({name: torch.tensor(value) for name, value in data.items()})
+    assert isinstance(verdict.accepted, torch.Tensor)
+    assert np.array_equal(verdict.prediction.numpy(), y)
+    wrapped = guard.wrap()(**{name: torch.tensor(value) for name, value in data.items()})
+    assert torch.equal(wrapped.unreliability, verdict.unreliability)
