@@ -228,6 +228,7 @@ class TestEvaluate:
         assert found.coverage == 0
         assert np.isnan(found.mean_error_accepted)
         assert found.coverage_at(0.0) >= 0
+        assert str(found).endswith("\nNone accepted.")
 
 
 class TestExplain:

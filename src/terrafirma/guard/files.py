@@ -127,6 +127,7 @@ def _to_arrays(state: State) -> tuple[Arrays, dict[str, Any]]:
         "data_fingerprints": dict(state.fingerprints),
         "history": list(state.history),
         "score": score_settings,
+        "decides": "stale" if state.policy is None else str(state.policy),
         "selected": None if state.selected is None else vars(state.selected),
     }
     for name, part in (("policy", state.policy), ("error_probability", state.error_probability)):

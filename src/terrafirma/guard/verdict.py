@@ -104,10 +104,12 @@ class Evaluation:
 
     def __str__(self) -> str:
         auroc = "" if self.auroc is None else f", AUROC for wrong ones {self.auroc:.3f}"
+        promise = f"promised: at most {self.risk:.4g} at {self.confidence:.0%} confidence"
+        accepted = f"{self.coverage:.1%} accepted, with mean error {self.mean_error_accepted:.4g} ({promise})"
+        refused = f"of the refused {self.mean_error_refused:.4g}"
+        decided = {0.0: "None accepted.", 1.0: f"{accepted}."}.get(self.coverage, f"{accepted}; {refused}.")
         return (
-            f"{self.n_samples} predictions, mean error {self.mean_error:.4g}; AUCEA {self.aucea:.4f}{auroc}.\n"
-            f"{self.coverage:.1%} accepted, with mean error {self.mean_error_accepted:.4g} (promised: at most {self.risk:.4g} "
-            f"at {self.confidence:.0%} confidence); of the refused {self.mean_error_refused:.4g}."
+            f"{self.n_samples} predictions, mean error {self.mean_error:.4g}; AUCEA {self.aucea:.4f}{auroc}.\n{decided}"
         )
 
 
