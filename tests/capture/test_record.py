@@ -282,3 +282,50 @@ class TestRefused:
         )
         with pytest.raises(InvalidInput, match=re.escape(message)):
             record(net, X)
+
+
+class TestBatchesThatDiffer:
+    """Networks whose layers are as wide as their inputs."""
+
+    @pytest.fixture
+    def net(self):
+        nn = pytest.importorskip("torch").nn
+
+        class Tokens(nn.Module):
+            """A mean over tokens."""
+
+            def __init__(self):
+                super().__init__()
+                self.up, self.act, self.head = nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)
+
+            def forward(self, x):
+                return self.head(self.act(self.up(x)).mean(dim=1))
+
+        return Tokens()
+
+    @pytest.fixture
+    def loader(self, rng):
+        return [rng.normal(size=(8, tokens, 4)).astype(np.float32) for tokens in (5, 7)]
+
+    def test_unequal_widths_are_refused(self, net, loader):
+        message = (
+            "The same layers must run, as wide, on every batch. Got act (42 units) from row 8 on, and act (30 units) before; "
+            "pad the inputs to one size, or pool maps with reduce='any'."
+        )
+        with pytest.raises(InvalidInput, match=re.escape(message)):
+            record(net, loader)
+
+    @pytest.mark.parametrize("reduce", ["any", "mean"])
+    def test_pooled_they_are_equal(self, net, loader, reduce):
+        rec = record(net, loader, reduce=reduce)
+        assert rec.widths == (6,)
+        assert len(rec) == 16
+
+    def test_outputs_of_unequal_shape_are_refused(self, net, loader):
+        nn = pytest.importorskip("torch").nn
+        message = (
+            "outputs must have one shape in all batches. Got (7, 6) from row 8 on, and (5, 6) before; "
+            "pad the inputs to one size, or pool maps with reduce='any'."
+        )
+        with pytest.raises(InvalidInput, match=re.escape(message)):
+            record(nn.Sequential(net.up, net.act), loader, reduce="any")
