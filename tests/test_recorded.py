@@ -62,7 +62,9 @@ def test_saved_and_loaded_is_the_same(recorded, tmp_path):
     assert_same(recorded, Recorded.load(tmp_path / "r.safetensors"))
 
 
-@pytest.mark.parametrize("rows", [slice(3, 9), np.array([7, 2, 2]), np.arange(20) % 3 == 0], ids=["slice", "index", "mask"])
+@pytest.mark.parametrize(
+    "rows", [slice(3, 9), np.array([7, 2, 2]), np.arange(20) % 3 == 0], ids=["slice", "index", "mask"]
+)
 def test_rows_are_taken_from_every_field(recorded, rows):
     some = recorded[rows]
     assert np.array_equal(some.patterns.to_bool(), recorded.patterns.to_bool()[rows])
@@ -84,7 +86,9 @@ def test_who_needs_a_field_says_so(recorded):
 
 def test_repr_names_what_is_there(recorded):
     text = repr(recorded)
-    assert text.startswith("<Recorded 20 samples: patterns of 70 units (a, b), outputs, features, labels, errors, inputs; mean")
+    assert text.startswith(
+        "<Recorded 20 samples: patterns of 70 units (a, b), outputs, features, labels, errors, inputs; mean"
+    )
     assert repr(Recorded(labels=[1, 2, 3])) == "<Recorded 3 samples: labels>"
 
 
@@ -98,7 +102,10 @@ def test_repr_names_what_is_there(recorded):
         ),
         (
             {"outputs": np.zeros((2, 2)), "labels": [0, 2]},
-            "labels must be classes from 0 to 1, one for each output of the network. Got 2 in row 1; number them as in training.",
+            (
+                "labels must be classes from 0 to 1, one for each output of the network. Got 2 in row 1; "
+                "number them as in training."
+            ),
         ),
         (
             {"patterns": np.zeros((2, 5), dtype=bool), "widths": (2, 2)},
@@ -106,8 +113,10 @@ def test_repr_names_what_is_there(recorded):
         ),
         (
             {"labels": [0, 1], "errors": [0.0, 1.5]},
-            "errors must lie in [0, 1]. Got 1.5 in row 1; for a classifier use prediction != label, else scale the error by its "
-            "largest value.",
+            (
+                "errors must lie in [0, 1]. Got 1.5 in row 1; for a classifier use prediction != label, else scale the error "
+                "by its largest value."
+            ),
         ),
     ],
 )
@@ -126,7 +135,9 @@ def test_a_file_of_another_kind_is_refused(recorded, tmp_path):
     from terrafirma import storage
 
     storage.write_arrays(tmp_path / "r", "Recorded", {"words": np.zeros((2, 1), dtype=np.uint64)}, {"n_units": 3})
-    with pytest.raises(BadFile, match=r"does not hold a whole Recorded \(KeyError\('layer_names'\)\). Record it again."):
+    with pytest.raises(
+        BadFile, match=r"does not hold a whole Recorded \(KeyError\('layer_names'\)\). Record it again."
+    ):
         Recorded.load(tmp_path / "r")
 
 

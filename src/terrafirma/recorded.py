@@ -169,7 +169,9 @@ class Recorded:
     def need(self, *names: str, by: str) -> Any:
         """The value of a field, or a tuple of several; raise where one is lacking. ``by`` is who asks."""
         values = {name: getattr(self, name) for name in names}
-        lacking = [name for name, value in values.items() if value is None or (isinstance(value, Mapping) and not value)]
+        lacking = [
+            name for name, value in values.items() if value is None or (isinstance(value, Mapping) and not value)
+        ]
         if lacking:
             how = ", ".join(WHERE.get(name, name) for name in lacking)
             raise InvalidInput(f"{by} needs {', '.join(lacking)}, which were not recorded. Record again with {how}.")

@@ -217,16 +217,20 @@ class TestRefused:
         [
             (
                 {"layers": "hiden_1"},
-                "layers must name gated layers that run. Got 'hiden_1'; near it are hidden_1, hidden_2 "
-                "(2 in all: terrafirma.layers lists them).",
+                (
+                    "layers must name gated layers that run. Got 'hiden_1'; near it are hidden_1, hidden_2 "
+                    "(2 in all: terrafirma.layers lists them)."
+                ),
             ),
             ({"reduce": "max"}, "reduce must be one of 'none', 'any', 'mean'. Got 'max'."),
             ({"layers": []}, "layers must be a name, or a list of names. Got []; leave it out for the last ReLU."),
             ({"batch_size": 0}, "batch_size must be an integer of at least 1. Got 0."),
             (
                 {"error": lambda outputs, labels: np.full(len(labels), 2.0)},
-                "What error returns must lie in [0, 1]. Got 2.0 in row 0; for a classifier use prediction != label, else scale "
-                "the error by its largest value.",
+                (
+                    "What error returns must lie in [0, 1]. Got 2.0 in row 0; for a classifier use prediction != label, else "
+                    "scale the error by its largest value."
+                ),
             ),
         ],
     )
@@ -249,8 +253,8 @@ class TestRefused:
     def test_labels_in_some_batches_only(self, mlp, data):
         X, y = data
         message = (
-            "Every batch must bring the same parts. Got outputs, words from row 10 on, and errors, labels, outputs, words before; "
-            "give labels with all batches or with none."
+            "Every batch must bring the same parts. Got outputs, words from row 10 on, and errors, labels, outputs, words "
+            "before; give labels with all batches or with none."
         )
         with pytest.raises(InvalidInput, match=re.escape(message)):
             record(mlp, [(X[:10], y[:10]), X[10:]])

@@ -1,4 +1,5 @@
 import re
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
 
 import numpy as np
@@ -139,6 +140,17 @@ class TestFitAndPredict:
         assert tensors.accepted.dtype == torch.bool
         with torch.no_grad():
             assert torch.allclose(tensors.output, net.eval()(torch.tensor(X)), atol=1e-5)
+
+    def test_threads_may_ask_one_guard_at_once(self, net, digits):
+        train, validation, (X, _) = digits
+        guard = Guard(net, SubfunctionBound(rho=3.0)).fit(train, validation, risk=0.05, verbose=False)
+        parts = [X[i : i + 20] for i in range(0, 380, 20)]
+        alone = [guard.predict(part) for part in parts]
+        net.train()
+        with ThreadPoolExecutor(8) as pool:
+            together = list(pool.map(guard.predict, parts * 4))
+        assert all(same_verdicts(a, b) for a, b in zip(alone * 4, together, strict=True))
+        assert net.training
 
     def test_batches_and_loaders_give_the_same_verdict(self, guard, digits):
         X, y = digits[2]

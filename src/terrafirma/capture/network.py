@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -111,11 +112,11 @@ def final_names(bases: Sequence[str]) -> list[str]:
     >>> final_names(["fc", "relu", "relu"])
     ['fc', 'relu#1', 'relu#2']
     """
-    seen: dict[str, int] = {}
+    total, seen = Counter(bases), Counter[str]()
     names = []
     for base in bases:
-        seen[base] = seen.get(base, 0) + 1
-        names.append(f"{base}#{seen[base]}" if bases.count(base) > 1 else base)
+        seen[base] += 1
+        names.append(f"{base}#{seen[base]}" if total[base] > 1 else base)
     return names
 
 

@@ -97,9 +97,9 @@ class SklearnNetwork:
     def watch(
         self,
         layers: Sequence[str] | None,
-        reduce: Reduction = "none",
+        reduce: Reduction = "none",  # noqa: ARG002
         *,
-        features: bool = False,  # noqa: ARG002
+        features: bool = False,
     ) -> Iterator[Callable[[Any], Step]]:
         """Nothing needs to be prepared; ``reduce`` has no maps to reduce."""
         names = [f"hidden_{i}" for i in range(1, len(self.mlp.coefs_))]

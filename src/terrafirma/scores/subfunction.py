@@ -187,7 +187,7 @@ class SubfunctionBound:
         return cls(rho, delta)._set(table, norm, Gaussian(rho), Gaussian(rho))
 
     def __getattr__(self, name: str) -> Any:
-        if name in SubfunctionBound.__annotations__:
+        if name in (*SubfunctionBound.__annotations__, "smoother_"):
             raise NotFitted(f"SubfunctionBound is not fitted. Call fit(X, errors) before reading {name}.")
         raise AttributeError(f"SubfunctionBound has no attribute {name!r}.")
 
