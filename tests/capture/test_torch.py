@@ -725,6 +725,45 @@ def test_nothing_is_left_behind():
     assert traces(module) == before
 
 
+def test_layers_by_exact_name_cost_nothing_elsewhere():
+    """Operations go through the dispatch mode in the parts that are named, and nowhere else."""
+    depths = {}
+
+    def forward(self, x):
+        depths["before"] = _len_torch_dispatch_stack()
+        x = self.act(self.first(x))
+        depths["after"] = _len_torch_dispatch_stack()
+        return self.block(x)
+
+    def block(self, x):
+        depths["inside"] = _len_torch_dispatch_stack()
+        return F.relu(self.fc(x))
+
+    module = Calls(forward, first=nn.Linear(4, 6), act=nn.ReLU(), block=Calls(block, fc=nn.Linear(6, 5)))
+    x = draw(3, 4)
+    whole = watch(module, x, ["*"])
+    assert names(whole) == ["act", "block.relu"]
+    assert depths == {"before": 1, "inside": 1, "after": 1}
+    for layers, expected in ((["block.relu"], (0, 1, 0)), (["act"], (0, 0, 0)), (["act", "block.relu"], (0, 1, 0))):
+        step = watch(module, x, layers)
+        assert (depths["before"], depths["inside"], depths["after"]) == expected
+        assert names(step) == layers
+        for layer in step.layers:
+            np.testing.assert_array_equal(layer.bits, whole.layers[names(whole).index(layer.name)].bits)
+
+
+def test_an_interrupt_leaves_nothing_behind():
+    def forward(self, x):
+        raise KeyboardInterrupt
+
+    module = Calls(forward, act=nn.ReLU())
+    before = traces(module)
+    for layers in (None, ["relu"]):
+        with pytest.raises(KeyboardInterrupt):
+            watch(module, draw(3, 4), layers)
+        assert traces(module) == before
+
+
 def test_an_exception_that_the_module_catches_does_not_confuse_names():
     def fail(self, x):
         raise KeyError

@@ -9,6 +9,7 @@ import pytest
 from sklearn.neural_network import MLPClassifier
 
 from terrafirma import storage
+from terrafirma.capture.sklearn import SklearnNetwork
 from terrafirma.errors import BadFile, InvalidInput
 from terrafirma.guard import files
 from terrafirma.guard.guard import Guard
@@ -78,7 +79,7 @@ def test_the_card_says_what_the_guard_is(guard, tmp_path):
     card = files.about(tmp_path / "g")
     assert card["layers"] == {"hidden_1": 20}
     assert card["network"]["name"] == "MLPClassifier"
-    assert card["network"]["fingerprint"] == guard.state.calibration.source.model_fingerprint
+    assert card["network"]["fingerprint"] == SklearnNetwork(guard.model).fingerprint()
     assert card["sign"] == "a unit is active where its pre-activation is > 0"
     assert card["score"]["gaussian"] == guard.state.score.rho
     assert card["libraries"].keys() >= {"python", "numpy", "numba", "scikit-learn"}

@@ -19,7 +19,7 @@ import threading
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from types import MethodType
 from typing import TYPE_CHECKING, Any
@@ -81,8 +81,17 @@ class TorchNetwork:
     ) -> Iterator[Callable[[Any], Step]]:
         """Put the module in evaluation mode and give a function that runs a batch; see ``Network.watch``."""
         parts, wanted = Parts(self._module), _Wanted(None if layers is None else tuple(layers), reduce, features)
+
+        inside = parts.owners(wanted.patterns) if reduce == "none" else None
+
+        def run(inputs: Any) -> Step:
+            if inside is not None:
+                with suppress(InvalidInput):  # whoever looks everywhere knows better what is wrong
+                    return _Forward(parts, wanted, inside).run(self._module, inputs)
+            return _Forward(parts, wanted).run(self._module, inputs)
+
         with ONE_AT_A_TIME, _evaluating(self._module):
-            yield lambda inputs: _Forward(parts, wanted).run(self._module, inputs)
+            yield run
 
 
 @contextmanager
@@ -108,11 +117,16 @@ class _Wanted:
 
 
 class _Forward:
-    """One batch on its way through a module: all its gate calls, with bits for those that are wanted."""
+    """One batch on its way through a module: all its gate calls, with bits for those that are wanted.
 
-    def __init__(self, parts: Parts, wanted: _Wanted) -> None:
+    ``inside``: the parts in which to look at operations; looking everywhere costs some per cent of a network's time.
+    """
+
+    def __init__(self, parts: Parts, wanted: _Wanted, inside: frozenset[str] = frozenset({""})) -> None:
         self.torch = require("torch", extra="torch")
-        self.parts, self.wanted = parts, wanted
+        self.parts, self.wanted, self.inside = parts, wanted, inside
+        self.mode = _dispatch_mode(self.see)
+        self.depth = 0  # of parts to look into
         self.n = 0
         self.calls: list[Layer] = []  # as yet without numbers and bits
         self.bits: dict[int, Tensor] = {}  # by position in calls
@@ -149,12 +163,20 @@ class _Forward:
             name = self.parts.names[part]
             self.stack.append(name)
             self.ran[name] = None
+            if name in self.inside:
+                self.depth += 1
+                if self.depth == 1:
+                    self.mode.__enter__()
 
     def leave(self, part: nn.Module, _args: Any, result: Any) -> None:
         """Note that a part is done; if it is wanted and no gate, what it gave."""
         if part not in self.parts.names:
             return
         name = self.stack.pop()
+        if name in self.inside:
+            self.depth -= 1
+            if self.depth == 0:
+                self.mode.__exit__(None, None, None)
         if result is None:  # as it is where the part raised
             return
         if isinstance(part, self.torch.jit.ScriptModule):
@@ -171,6 +193,12 @@ class _Forward:
             )
         self.note(name, "output", tensor)
         self.note_result(tensor)
+
+    def stop_looking(self) -> None:
+        """Leave the parts that are looked into, if an interrupt left them running."""
+        if self.depth:
+            self.depth = 0
+            self.mode.__exit__(None, None, None)
 
     def see(self, _mode: Any, operation: Any, _types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         """Run one operation of torch; note it if it is a gate."""
@@ -288,9 +316,6 @@ def _watched(forward: _Forward) -> Iterator[None]:
     """Show the forward pass every module call and every operation; nothing of that stays behind."""
     torch = require("torch", extra="torch")
     hooks = torch.nn.modules.module
-    mode: Any = require("torch.utils._python_dispatch", extra="torch").TorchDispatchMode()
-    mode.__torch_dispatch__ = MethodType(forward.see, mode)  # for a subclass, torch would first load its compiler
-
     with ExitStack() as stack:
         # hooks on all modules, because parts in TorchScript take none of their own
         stack.callback(hooks.register_module_forward_pre_hook(forward.enter).remove)
@@ -305,10 +330,17 @@ def _watched(forward: _Forward) -> Iterator[None]:
         # where it is not loaded nothing is compiled, and loading it takes long
         if "torch._dynamo" in sys.modules and hasattr(torch.compiler, "set_stance"):  # from torch 2.6
             stack.enter_context(torch.compiler.set_stance("force_eager"))
+        stack.callback(forward.stop_looking)  # hooks miss an interrupt
         # not inference_mode: what a module keeps for later would be no good for training
         stack.enter_context(torch.no_grad())
-        stack.enter_context(mode)
         yield
+
+
+def _dispatch_mode(see: Callable[..., Any]) -> Any:
+    """What shows ``see`` every operation of torch while it is entered."""
+    mode: Any = require("torch.utils._python_dispatch", extra="torch").TorchDispatchMode()
+    mode.__torch_dispatch__ = MethodType(see, mode)  # for a subclass, torch would first load its compiler
+    return mode
 
 
 def _as_rows(x: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -67,6 +67,18 @@ class Parts:
         while name in self.taken:
             name += "_"
         return name
+
+    def owners(self, patterns: Sequence[str] | None) -> frozenset[str] | None:
+        """The parts in which gates of these names run; None unless all are names, not globs, of what these parts have."""
+        owners = set()
+        for pattern in patterns or ("*",):
+            base, _, call = pattern.rpartition("#")
+            name = base if base and call.isdecimal() else pattern
+            owner = name if name in self.taken else name.rpartition(".")[0]
+            if owner not in self.taken or any(wild in pattern for wild in "*?["):
+                return None
+            owners.add(owner)
+        return frozenset(owners)
 
 
 def part_name(name: str) -> str:

@@ -8,25 +8,23 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from terrafirma.capture.batches import Batches, batches, inputs_only
 from terrafirma.capture.network import Network, Reduction
 from terrafirma.capture.record import BATCH_SIZE, as_network, checked_layers, record
 from terrafirma.capture.stream import Capture, run_through
-from terrafirma.core._checks import as_array, check_count, check_share
+from terrafirma.core._checks import check_count, check_share
 from terrafirma.core.patterns import FloatArray
-from terrafirma.core.regions import RegionTable
 from terrafirma.errors import InvalidInput, NotFitted
 from terrafirma.guard import files
 from terrafirma.guard.explain import Explanation, explain
-from terrafirma.guard.state import Samples, Score, Selected, State, unreliability_of
+from terrafirma.guard.learning import kept_for_calibration, learn, with_more, without
+from terrafirma.guard.state import Score, State, needs_features, unreliability_of
+from terrafirma.guard.summary import summary
 from terrafirma.guard.verdict import Evaluation, Verdict, evaluate
 from terrafirma.policy import Policy
 from terrafirma.policy.threshold import CONFIDENCE, RISK
 from terrafirma.recorded import ErrorFunction, Recorded
 from terrafirma.scores.subfunction import SubfunctionBound
-from terrafirma.selection import select_for
 
 __all__ = ["Guard"]
 
@@ -100,45 +98,18 @@ class Guard:
         check_share("risk", risk, RISK)  # rather now than after the work
         check_share("confidence", confidence, CONFIDENCE)
         started = time.monotonic()
-        features = "features" in getattr(self.score, "needs", ())
-        trained = self._recorded(train, "train", features=features)
-        validated = self._recorded(validation, "validation", features=features)
-        calibrated = None if calibration is None else self._recorded(calibration, "calibration", features=features)
+        trained = self._recorded(train, "train", self.layers)
+        layers = trained.layer_names or self.layers
+        validated = self._recorded(validation, "validation", layers)
+        calibrated = None if calibration is None else self._recorded(calibration, "calibration", layers)
         recorded = time.monotonic()
-        score, selected, rest = self._learn(trained, validated, share=calibrated is None)
-        state = State(
-            score=score,
-            layer_names=trained.layer_names,
-            widths=trained.widths,
-            reduce=self.reduce,
-            classifies=trained.is_classification,
-            samples=Samples.first(trained),
-            calibration=_needed(score, rest if calibrated is None else calibrated),
-            risk=risk,
-            confidence=confidence,
-            fingerprints=_fingerprints(train=trained, validation=validated, calibration=calibrated),
-            history=(f"fit on {len(trained)} samples",),
-            selected=selected,
-        ).calibrated()
-        self._state = state
+        self._state = learn(
+            self.score, trained, validated, calibrated, risk=risk, confidence=confidence, reduce=self.reduce
+        )
         if verbose:
             print(self.summary())
             print(f"  took         {time.monotonic() - started:.1f} s, of which {recorded - started:.1f} s recording")
         return self
-
-    def _learn(
-        self, train: Recorded, validation: Recorded, *, share: bool
-    ) -> tuple[SubfunctionBound | Score, Selected | None, Recorded]:
-        """The fitted score, how it was selected, and the part of the validation set that this did not see."""
-        if isinstance(self.score, SubfunctionBound):
-            fixed = SubfunctionBound(self.score.rho, self.score.delta, self.score.weighting)
-            return fixed.fit_table(_table(train)), None, validation
-        choosing, rest = _halves(validation) if share else (validation, validation)
-        if self.score is not None:
-            return self.score.fit(train, choosing) or self.score, None, rest
-        patterns, errors = choosing.need("patterns", "errors", by="The subfunction bound")
-        found = select_for(_table(train), patterns, errors)
-        return found.best, Selected(found.metric, found.chance or 0.0, len(choosing), float(errors.mean())), rest
 
     def predict(self, x: Any) -> Verdict:
         """Predictions with their unreliability, and whether to accept them.
@@ -147,7 +118,7 @@ class Guard:
         tensors the verdict holds tensors on their device.
         """
         state = self._fitted("predict")
-        policy = self._policy()
+        policy, probability = state.live
         recorded = self._recorded_inputs(x)
         unreliability = unreliability_of(state.score, recorded)
         verdict = Verdict(
@@ -155,9 +126,7 @@ class Guard:
             output=recorded.outputs,
             unreliability=unreliability,
             accepted=policy.accept(unreliability),
-            error_probability=np.full(len(unreliability), np.nan)
-            if state.error_probability is None
-            else state.error_probability.probability(unreliability),
+            error_probability=probability.probability(unreliability),
         )
         return verdict.in_framework_of(x)
 
@@ -167,8 +136,9 @@ class Guard:
 
     def evaluate(self, test: Any) -> Evaluation:
         """How the guard does on labelled data that it has not seen."""
-        state, policy = self._fitted("evaluate"), self._policy()
-        recorded = self._recorded(test, "test")
+        state = self._fitted("evaluate")
+        policy, _ = state.live
+        recorded = self._recorded(test, "test", self._layers())
         unreliability = unreliability_of(state.score, recorded)
         errors = recorded.need("errors", by="evaluate")
         return evaluate(unreliability, errors, policy.accept(unreliability), state.risk, state.confidence)
@@ -187,28 +157,14 @@ class Guard:
         with ``recalibrate=False`` it is stale, and predictions are refused with an error until ``recalibrate()``.
         """
         state = self._fitted("partial_fit")
-        table = state.table
-        more = self._recorded(data, "data")
-        samples = state.samples.and_(more)
-        added = table.merge(_table(more))
-        whole = added.of_samples(np.arange(len(samples.ids)), samples.errors)
-        return self._with(state.with_table(whole, samples, f"added {len(more)} samples"), recalibrate)
+        return self._with(with_more(state, self._recorded(data, "data", self._layers())), recalibrate)
 
     def forget(self, rows: Any, *, recalibrate: bool = True) -> Guard:
         """Take training samples out, by number: their order in ``train``, then in each ``partial_fit``; numbers never shift.
 
         The table is that of a fit without them. The network itself still knows what it learned from them.
         """
-        state = self._fitted("forget")
-        table, ids = state.table, as_array(rows, "rows")
-        if ids.dtype.kind not in "iu":
-            raise InvalidInput(
-                f"rows must be numbers of training samples. Got {ids.dtype}; use np.flatnonzero of a mask."
-            )
-        kept = state.samples.rows_without(np.unique(ids))
-        samples = state.samples[kept]
-        event = f"forgot {len(state.samples.ids) - len(kept)} samples"
-        return self._with(state.with_table(table.of_samples(kept, samples.errors), samples, event), recalibrate)
+        return self._with(without(self._fitted("forget"), rows), recalibrate)
 
     def recalibrate(
         self, calibration: Any = None, *, risk: float | None = None, confidence: float | None = None
@@ -216,7 +172,8 @@ class Guard:
         """Find the policy anew: on other data, for another risk, or after training data came or went."""
         state = self._fitted("recalibrate")
         if calibration is not None:
-            state = replace(state, calibration=_needed(state.score, self._recorded(calibration, "calibration")))
+            recorded = self._recorded(calibration, "calibration", self._layers())
+            state = replace(state, calibration=kept_for_calibration(state.score, recorded))
         self._state = state.calibrated(risk, confidence)
         return self
 
@@ -227,7 +184,7 @@ class Guard:
         """
         from terrafirma.guard.serve import guarded_module
 
-        self._policy()
+        _ = self.policy  # rather now than at the first batch
         return guarded_module(self, self.model if model is None else model)
 
     def watching(self, model: Any) -> Guard:
@@ -244,7 +201,7 @@ class Guard:
         from terrafirma.guard.serve import export
 
         state = self._fitted("export")
-        export(self.model, self._running(), state, self._policy(), example, path)
+        export(self.model, self._running(), state, self.policy, example, path)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the guard to a folder: all but the network, of which it keeps the fingerprint; an ONNX file is copied along."""
@@ -261,7 +218,8 @@ class Guard:
     @property
     def policy(self) -> Policy:
         """The threshold and its promise."""
-        return self._policy()
+        policy, _ = self._fitted("policy").live
+        return policy
 
     @property
     def state(self) -> State:
@@ -270,27 +228,13 @@ class Guard:
 
     def summary(self) -> str:
         """What the guard is and what it promises, in numbers."""
-        state = self._fitted("summary")
-        name = "recorded arrays" if self._network is None else self._network.name
-        layers = ", ".join(
-            f"{layer} ({width} units)" for layer, width in zip(state.layer_names, state.widths, strict=False)
-        )
-        samples, calibration = state.samples, state.calibration.need("errors", by="summary")
-        regions = f" in {len(state.table)} regions" if isinstance(state.score, SubfunctionBound) else ""
-        lines = [
-            f"Guard of {name}{': ' if layers else ''}{layers}",
-            f"  trained on   {len(samples.ids)} samples{regions}, mean error {samples.errors.mean():.4g}",
-            f"  score        {_described(state)}",
-            f"  policy       {'stale: call recalibrate()' if state.policy is None else state.policy}",
-            f"               calibrated on {len(calibration)} samples, mean error {calibration.mean():.4g}",
-        ]
-        return "\n".join(lines)
+        return summary(self._fitted("summary"), self._name())
 
     def __repr__(self) -> str:
-        name = "recorded arrays" if self._network is None else self._network.name
         if self._state is None:
-            return f"<Guard of {name}, not fitted>"
-        return f"<Guard of {name} fitted on {len(self._state.samples.ids)} samples: {self._state.policy or 'policy is stale'}>"
+            return f"<Guard of {self._name()}, not fitted>"
+        samples, policy = self._state.samples, self._state.policy or "policy is stale"
+        return f"<Guard of {self._name()} fitted on {len(samples.ids)} samples: {policy}>"
 
     # ----------------------------------------------------------------------------------------------- inside
 
@@ -299,13 +243,8 @@ class Guard:
             raise NotFitted(f"Guard is not fitted. Call fit(train, validation) before {method}.")
         return self._state
 
-    def _policy(self) -> Policy:
-        policy = self._fitted("predict").policy
-        if policy is None:
-            raise NotFitted(
-                "The policy is stale: training data came or went since it was calibrated. Call recalibrate() before predict."
-            )
-        return policy
+    def _name(self) -> str:
+        return "recorded arrays" if self._network is None else self._network.name
 
     def _with(self, state: State, recalibrate: bool) -> Guard:
         self._state = state.calibrated() if recalibrate else state
@@ -316,23 +255,21 @@ class Guard:
             raise InvalidInput("The guard has no network to run. Give it a Recorded, or make it with Guard(model).")
         return self._network
 
-    def _chosen(self) -> Sequence[str] | None:
-        """The layers of the fit, by their exact names; before it, those that were asked for."""
-        return self.layers if self._state is None else self._state.layer_names or self.layers
+    def _layers(self) -> Sequence[str] | None:
+        """The layers of the fit, by their exact names."""
+        return self._fitted("predict").layer_names or self.layers
 
-    def _recorded(self, data: Any, name: str, *, features: bool = False) -> Recorded:
+    def _recorded(self, data: Any, name: str, layers: Sequence[str] | None) -> Recorded:
         """Labelled data, recorded."""
-        recorded: Recorded
-        if isinstance(data, Recorded):
-            recorded = data
-        else:
+        recorded: Recorded = data
+        if not isinstance(data, Recorded):
             recorded = record(
                 self._running(),
                 data,
-                self._chosen(),
+                layers,
                 self.reduce,
                 error=self.error,
-                features=features,
+                features=needs_features(self.score),
                 batch_size=self.batch_size,
             )
         if recorded.errors is None:
@@ -349,11 +286,10 @@ class Guard:
         """Unlabelled inputs, run through the network."""
         if isinstance(x, Recorded):
             return x
-        state, network = self._fitted("predict"), self._running()
+        network = self._running()
         stream: Batches = inputs_only(x, self.batch_size) or batches(x, self.batch_size)
         capture = Capture(network, expected=stream.n_samples)
-        features = "features" in getattr(state.score, "needs", ())
-        run_through(capture, stream, self._chosen(), self.reduce, features=features, progress=False)
+        run_through(capture, stream, self._layers(), self.reduce, features=needs_features(self.score), progress=False)
         return capture.result()
 
     def _classes(self) -> Any:
@@ -364,48 +300,3 @@ class Guard:
             return recorded.outputs
         numbers, classes = recorded.predictions, self._classes()
         return numbers if classes is None else classes[numbers]
-
-
-def _table(train: Recorded) -> RegionTable:
-    patterns, errors = train.need("patterns", "errors", by="The subfunction bound")
-    return RegionTable.build(patterns, errors, keep_samples=True)
-
-
-def _halves(validation: Recorded) -> tuple[Recorded, Recorded]:
-    """Two random halves, the same each time: what selection sees must not calibrate."""
-    n = len(validation)
-    if n < 2:
-        raise InvalidInput(
-            f"validation must have at least 2 samples, to be cut into halves. Got {n}; give calibration=, too."
-        )
-    order = np.random.default_rng(0).permutation(n)
-    return validation[np.sort(order[: n // 2])], validation[np.sort(order[n // 2 :])]
-
-
-def _needed(score: SubfunctionBound | Score, calibration: Recorded) -> Recorded:
-    """What has to be kept to calibrate again."""
-    if isinstance(score, SubfunctionBound):
-        return Recorded(patterns=calibration.patterns, errors=calibration.errors, source=calibration.source)
-    return calibration
-
-
-def _fingerprints(**recorded: Recorded | None) -> dict[str, str]:
-    """Of the data that was recorded here, by name."""
-    return {
-        name: data.source.data_fingerprint
-        for name, data in recorded.items()
-        if data is not None and data.source is not None
-    }
-
-
-def _described(state: State) -> str:
-    if not isinstance(state.score, SubfunctionBound):
-        return type(state.score).__name__
-    kind = f"rho {state.score.rho:.4g} bits, delta {state.score.delta:g}"
-    if state.selected is None:
-        return kind if state.score.weighting is None else f"{state.score.weighting!r}, delta {state.score.delta:g}"
-    found = state.selected
-    if found.mean_error == 0:
-        return f"{kind}: the first of the grid, for none of the {found.n_samples} samples to select on is wrong"
-    chance = f"a random order: {found.chance:.4f}"
-    return f"{kind}: best of the grid on {found.n_samples} samples, AUCEA {found.metric:.4f} ({chance})"

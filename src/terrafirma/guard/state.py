@@ -12,12 +12,12 @@ import numpy.typing as npt
 from terrafirma.capture.network import Reduction
 from terrafirma.core.patterns import FloatArray, IntArray
 from terrafirma.core.regions import RegionTable
-from terrafirma.errors import InvalidInput
+from terrafirma.errors import InvalidInput, NotFitted
 from terrafirma.policy import ErrorProbability, Policy
 from terrafirma.recorded import Recorded
 from terrafirma.scores.subfunction import SubfunctionBound
 
-__all__ = ["Samples", "Score", "Selected", "State", "unreliability_of"]
+__all__ = ["Samples", "Score", "Selected", "State", "needs_features", "unreliability_of"]
 
 
 class Score(Protocol):
@@ -146,6 +146,15 @@ class State:
         """The populated regions of the training data."""
         return self.bound.regions_
 
+    @property
+    def live(self) -> tuple[Policy, ErrorProbability]:
+        """The policy and the error probability of the present score; an error while they are stale."""
+        if self.policy is None or self.error_probability is None:
+            raise NotFitted(
+                "The policy is stale: training data came or went since it was calibrated. Call recalibrate() before predict."
+            )
+        return self.policy, self.error_probability
+
     def calibrated(self, risk: float | None = None, confidence: float | None = None) -> State:
         """With the policy and the error probability of the present score."""
         risk = self.risk if risk is None else risk
@@ -176,3 +185,8 @@ def unreliability_of(score: SubfunctionBound | Score, recorded: Recorded) -> Flo
     if isinstance(score, SubfunctionBound):
         return score.unreliability(recorded.need("patterns", by="The subfunction bound"))
     return score.unreliability(recorded)
+
+
+def needs_features(score: SubfunctionBound | Score | None) -> bool:
+    """Whether a score works on the features of a layer."""
+    return "features" in getattr(score, "needs", ())
