@@ -125,6 +125,42 @@ def test_fields_that_do_not_fit_are_refused(fields, message):
         Recorded(**fields)
 
 
+@pytest.mark.parametrize(
+    ("names", "widths"), [(("a", "b"), (5,)), (("a", "a"), (2, 3)), (("a",), (2, 3))], ids=["more", "twice", "fewer"]
+)
+def test_layers_without_a_width_each_are_refused(names, widths):
+    message = f"layer_names must differ, one for each of the widths {widths}. Got {names}; leave them out."
+    with pytest.raises(InvalidInput, match=re.escape(message)):
+        Recorded(patterns=np.zeros((2, 5), dtype=bool), layer_names=names, widths=widths)
+
+
+def test_outputs_that_are_no_numbers_are_refused():
+    message = (
+        "outputs must be numbers. Got NaN in row 1 (1 of 3 rows); look for NaN in the inputs or an overflow in the "
+        "network."
+    )
+    with pytest.raises(InvalidInput, match=re.escape(message)):
+        Recorded(outputs=np.array([[0.0, 1.0], [np.nan, 1.0], [1.0, 0.0]]), labels=[0, 0, 0])
+
+
+def test_one_sample_is_a_recording_too(recorded):
+    assert len(recorded[7]) == 1
+    assert np.array_equal(recorded[7].labels, recorded.labels[7:8])
+
+
+def test_features_of_the_last_layer_are_saved_once(recorded, tmp_path):
+    last = Recorded(
+        patterns=recorded.patterns,
+        features=recorded.layers["b"],
+        layers=recorded.layers,
+        layer_names=("a", "b"),
+        widths=(30, 40),
+    )
+    last.save(tmp_path / "r")
+    assert (tmp_path / "r").stat().st_size < recorded.patterns.words.nbytes + 20 * 70 * 4 + 2000
+    assert np.array_equal(Recorded.load(tmp_path / "r").features, recorded.layers["b"])
+
+
 def test_predictions_need_classes():
     message = "predictions needs outputs (n, classes). Got shape (3, 1); use outputs themselves."
     with pytest.raises(InvalidInput, match=re.escape(message)):

@@ -1,12 +1,13 @@
 import json
 import os
+import re
 
 import numpy as np
 import pytest
 import safetensors.numpy
 
 from terrafirma import storage
-from terrafirma.errors import BadFile
+from terrafirma.errors import BadFile, InvalidInput
 
 ARRAYS = {"a": np.arange(6.0).reshape(2, 3), "b": np.array([1, 2**63], dtype=np.uint64), "empty": np.zeros(0, np.int64)}
 
@@ -139,3 +140,45 @@ def test_errors_of_the_system_name_the_users_file(path, monkeypatch):
     monkeypatch.setattr(storage.os, "fsync", full)
     with pytest.raises(OSError, match=r"No space left on device: '.*thing.safetensors'"):
         storage.write_arrays(path, "Thing", ARRAYS, {})
+
+
+@pytest.mark.parametrize("dtype", ["bool", "i1", "u2", "<i4", ">i8", "u8", "f2", ">f4", "f8"])
+def test_every_type_of_number_comes_back(tmp_path, dtype):
+    array = np.arange(12).reshape(3, 4).astype(dtype)
+    storage.write_arrays(tmp_path / "a", "Thing", {"a": array[:, ::2], "empty": array[:0], "one": array[0, 1:2]}, {})
+    arrays, _ = storage.read_arrays(tmp_path / "a", "Thing")
+    np.testing.assert_array_equal(arrays["a"], array[:, ::2])
+    assert arrays["a"].dtype == array.dtype.newbyteorder("=")
+    assert arrays["empty"].shape == (0, 4)
+    np.testing.assert_array_equal(arrays["one"], array[0, 1:2])
+
+
+@pytest.mark.parametrize(
+    "array", [np.array(["a"]), np.array([object()]), np.array([1j])], ids=["text", "object", "complex"]
+)
+def test_what_is_no_number_is_refused_and_nothing_written(tmp_path, array):
+    message = f"a must be numbers or bool to be saved. Got {array.dtype}; number the classes, say."
+    with pytest.raises(InvalidInput, match=re.escape(message)):
+        storage.write_arrays(tmp_path / "a", "Thing", {"a": array}, {})
+    assert not list(tmp_path.iterdir())
+
+
+def test_settings_alone_come_back_and_are_checked(tmp_path):
+    storage.write_json(tmp_path / "card.json", "Thing", {"rho": 0.1, "names": ["a", "ü"]})
+    assert storage.read_json(tmp_path / "card.json", "Thing") == {"rho": 0.1, "names": ["a", "ü"]}
+    text = (tmp_path / "card.json").read_text()
+    (tmp_path / "card.json").write_text(text.replace("0.1", "0.2", 1))
+    with pytest.raises(BadFile, match="has been altered"):
+        storage.read_json(tmp_path / "card.json", "Thing")
+
+
+def test_a_failure_while_replacing_leaves_the_old_file(tmp_path):
+    path = tmp_path / "a"
+    path.write_text("old")
+    with pytest.raises(ZeroDivisionError), storage.replacing(path) as temporary:
+        temporary.write_bytes(b"half" * (1 // 0))
+    assert [file.name for file in tmp_path.iterdir()] == ["a"]
+    assert path.read_text() == "old"
+    with storage.replacing(path) as temporary:
+        temporary.write_text("new")
+    assert path.read_text() == "new"

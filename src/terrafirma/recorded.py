@@ -16,7 +16,7 @@ from terrafirma.core._checks import as_array, check_errors, check_positive
 from terrafirma.core.patterns import FloatArray, IntArray, PackedPatterns, as_patterns
 from terrafirma.errors import BadFile, InvalidInput
 
-__all__ = ["ClippedError", "ErrorFunction", "Recorded", "Source", "errors_of", "is_classification"]
+__all__ = ["ClippedError", "ErrorFunction", "Recorded", "Source", "check_no_nan", "errors_of", "is_classification"]
 
 KIND = "Recorded"
 ErrorFunction = Callable[[npt.NDArray[Any], npt.NDArray[Any]], Any]
@@ -120,10 +120,9 @@ class Recorded:
         self._set("stochastic", {float(p): as_array(value, f"stochastic[{p}]") for p, value in self.stochastic.items()})
         self._set("layer_names", tuple(self.layer_names))
         self._check_rows()
-        if self.patterns is not None and sum(self.widths) != self.patterns.n_units:
-            raise InvalidInput(
-                f"widths must sum to the {self.patterns.n_units} units of a pattern. Got {self.widths}; leave them out."
-            )
+        self._check_layers()
+        if self.outputs is not None:
+            check_no_nan(self.outputs, 0, "outputs")
         if self.errors is None and self.is_classification:
             self._set("errors", errors_of(self.outputs, self.labels))
         elif self.errors is not None:
@@ -146,6 +145,17 @@ class Recorded:
         if len(set(rows.values())) > 1:
             raise InvalidInput(
                 f"All fields must have one row for each sample. Got {', '.join(f'{n} {name}' for name, n in rows.items())}."
+            )
+
+    def _check_layers(self) -> None:
+        if self.patterns is not None and sum(self.widths) != self.patterns.n_units:
+            raise InvalidInput(
+                f"widths must sum to the {self.patterns.n_units} units of a pattern. Got {self.widths}; leave them out."
+            )
+        names, widths = self.layer_names, self.widths
+        if len(set(names)) < len(names) or (names and widths and len(names) != len(widths)):
+            raise InvalidInput(
+                f"layer_names must differ, one for each of the widths {widths}. Got {names}; leave them out."
             )
 
     def __len__(self) -> int:
@@ -177,8 +187,9 @@ class Recorded:
             raise InvalidInput(f"{by} needs {', '.join(lacking)}, which were not recorded. Record again with {how}.")
         return next(iter(values.values())) if len(values) == 1 else tuple(values.values())
 
-    def __getitem__(self, rows: slice | npt.NDArray[Any]) -> Recorded:
+    def __getitem__(self, rows: int | slice | npt.NDArray[Any]) -> Recorded:
         """Some of the samples; the source stays that of the whole."""
+        rows = np.array([rows]) if isinstance(rows, int | np.integer) else rows
         parts = {name: getattr(self, name)[rows] for name in ("patterns", *BY_ROW) if getattr(self, name) is not None}
         parts["layers"] = {name: value[rows] for name, value in self.layers.items()}
         parts["stochastic"] = {p: value[:, rows] for p, value in self.stochastic.items()}
@@ -210,6 +221,8 @@ class Recorded:
 
     def _to_arrays(self) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
         arrays = {name: getattr(self, name) for name in BY_ROW if getattr(self, name) is not None}
+        if self.layer_names and self.features is self.layers.get(self.layer_names[-1]):
+            arrays.pop("features", None)  # once is enough
         arrays |= {f"layers/{name}": value for name, value in self.layers.items()}
         arrays |= {f"stochastic/{p!r}": value for p, value in self.stochastic.items()}
         settings: dict[str, Any] = {"layer_names": list(self.layer_names), "widths": list(self.widths)}
@@ -227,16 +240,30 @@ class Recorded:
         def under(prefix: str) -> dict[str, npt.NDArray[Any]]:
             return {name.removeprefix(prefix): value for name, value in arrays.items() if name.startswith(prefix)}
 
+        layers, names = under("layers/"), tuple(settings["layer_names"])
+        if names and names[-1] in layers:
+            arrays = {"features": layers[names[-1]]} | arrays
         return cls(
             patterns=PackedPatterns(arrays["words"], settings["n_units"]) if "words" in arrays else None,
-            layers=under("layers/"),
+            layers=layers,
             stochastic={float(p): value for p, value in under("stochastic/").items()},
             head=(arrays["head/W"], arrays["head/b"]) if "head/W" in arrays else None,
-            layer_names=tuple(settings["layer_names"]),
+            layer_names=names,
             widths=tuple(settings["widths"]),
             source=Source(**settings["source"]) if "source" in settings else None,
             **{name: arrays[name] for name in BY_ROW if name in arrays},
         )
+
+
+def check_no_nan(outputs: npt.NDArray[Any], first: int, name: str) -> None:
+    """Raise where outputs are no numbers; ``first`` is the number of the first row."""
+    if outputs.dtype.kind not in "fc" or not np.isnan(outputs).any():
+        return
+    bad = np.isnan(outputs.reshape(len(outputs), -1)).any(axis=1)
+    raise InvalidInput(
+        f"{name} must be numbers. Got NaN in row {first + int(bad.argmax())} ({bad.sum()} of {len(bad)} rows); look for NaN in "
+        "the inputs or an overflow in the network."
+    )
 
 
 def is_classification(outputs: npt.NDArray[Any], labels: npt.NDArray[Any]) -> bool:
@@ -247,11 +274,20 @@ def is_classification(outputs: npt.NDArray[Any], labels: npt.NDArray[Any]) -> bo
 def errors_of(outputs: Any, labels: Any, error: ErrorFunction | None = None, first: int = 0) -> FloatArray:
     """The error of each sample: by default 1 where the largest output is another than the label's, else 0.
 
-    ``first`` is the number of the first row, for messages.
+    ``error`` sees outputs of the labels' shape, where they hold as many numbers. ``first`` is the number of the first row, for
+    messages.
     """
     rows = len(outputs)
     if error is not None:
-        return check_errors(as_array(error(outputs, labels), "errors").squeeze(), rows, name="What error returns")
+        seen = [np.asarray(outputs).view(), np.asarray(labels).view()]
+        if seen[0].size == seen[1].size:
+            seen[0] = seen[0].reshape(seen[1].shape)
+        for view in seen:
+            view.setflags(write=False)  # they are the user's own
+        found = as_array(error(*seen), "errors")
+        found = found.reshape(rows) if found.size == rows else found
+        return check_errors(found, rows, name="What error returns", first=first)
+    check_no_nan(outputs, first, "outputs")
     bad = np.flatnonzero((labels < 0) | (labels >= outputs.shape[1]))
     if len(bad):
         raise InvalidInput(

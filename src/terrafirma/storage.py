@@ -19,23 +19,48 @@ import numpy as np
 import numpy.typing as npt
 
 from terrafirma._version import __version__
-from terrafirma.errors import BadFile
+from terrafirma.errors import BadFile, InvalidInput
 
 __all__ = ["FORMAT", "read_arrays", "read_json", "replacing", "write_arrays", "write_bytes", "write_json"]
 
 FORMAT = 1
 KEY = "terrafirma"
+DTYPES = {"bool": "BOOL"} | {
+    f"{kind}{bits}": f"{letter}{bits}"
+    for kind, letter in (("float", "F"), ("int", "I"), ("uint", "U"))
+    for bits in (64, 32, 16, 8)
+    if (kind, bits) != ("float", 8)
+}
 Arrays = Mapping[str, npt.NDArray[Any]]
 
 
 def write_arrays(path: str | os.PathLike[str], kind: str, arrays: Arrays, settings: Mapping[str, Any]) -> None:
-    """Write arrays and settings (anything JSON holds) to one file, whole or not at all."""
-    from safetensors.numpy import save
-
-    contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+    """Write arrays and settings (anything JSON holds) to one file, whole or not at all, and array by array."""
+    plain = {name: _plain(name, array) for name, array in arrays.items()}
     header = {"format": FORMAT, "kind": kind, "version": __version__, "settings": dict(settings)}
-    header["sha256"] = _digest(header, contiguous)
-    write_bytes(path, save(contiguous, metadata={KEY: json.dumps(header)}))
+    header["sha256"] = _digest(header, plain)
+    about: dict[str, Any] = {"__metadata__": {KEY: json.dumps(header)}}
+    start = 0
+    for name, array in plain.items():
+        about[name] = {
+            "dtype": DTYPES[array.dtype.name],
+            "shape": array.shape,
+            "data_offsets": [start, start + array.nbytes],
+        }
+        start += array.nbytes
+    text = json.dumps(about).encode()
+    text += b" " * (-len(text) % 8)  # so that the arrays are aligned
+    with replacing(path) as temporary, temporary.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for array in plain.values():
+            file.write(array.reshape(-1).view(np.uint8).data)
+
+
+def _plain(name: str, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """The array as a file holds it: contiguous, little-endian, of a type that safetensors knows."""
+    if array.dtype.name not in DTYPES:
+        raise InvalidInput(f"{name} must be numbers or bool to be saved. Got {array.dtype}; number the classes, say.")
+    return np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
 
 
 def read_arrays(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, SubsetRandomSampler, TensorDataset, WeightedRandomSampler
 
-from terrafirma.capture.batches import DataHash, batches, inputs_only
+from terrafirma.capture.batches import DataHash, batches
 from terrafirma.errors import InvalidInput
 
 X, Y = np.arange(20.0).reshape(10, 2), np.arange(10)
@@ -41,7 +41,6 @@ def test_every_form_gives_the_same_batches_in_order(data):
     assert np.array_equal(inputs, X)
     assert np.array_equal(labels, Y)
     assert sizes == [4, 4, 2]
-    assert batches(data, 4).n_samples in (10, None)
 
 
 def test_a_loader_of_a_random_subset_is_read_in_order():
@@ -83,21 +82,6 @@ def test_batches_of_arrays_can_be_read_twice():
     assert [batch.n for batch in stream] == [batch.n for batch in stream] == [4, 4, 2]
 
 
-@pytest.mark.parametrize(
-    ("x", "several"), [(X, False), (torch.tensor(X), False), ({"a": X, "b": X}, True), ((X, X), True)]
-)
-def test_inputs_alone_may_be_several(x, several):
-    sizes = [batch.n for batch in inputs_only(x, 4)]
-    assert sizes == [4, 4, 2]
-    first = next(iter(inputs_only(x, 4))).inputs
-    assert (len(first) == 2) if several else np.array_equal(first, X[:4])
-
-
-@pytest.mark.parametrize("x", [[X], iter([X]), DataLoader(TensorDataset(torch.tensor(X)))])
-def test_a_loader_is_not_inputs(x):
-    assert inputs_only(x, 4) is None
-
-
 FORMS = "an array, (X, y), a dict of arrays, or a loader that yields (inputs, labels), dicts or arrays"
 
 
@@ -110,7 +94,10 @@ FORMS = "an array, (X, y), a dict of arrays, or a loader that yields (inputs, la
         ([["a", "b"]], f"batch 0 must be {FORMS}. Got inputs of type str."),
         (
             [(X, Y, Y)],
-            "batch 0 must be (inputs, labels). Got 3 parts; put several inputs into a dict or tuple of their own.",
+            (
+                "batch 0 must be (inputs, labels). Got 3 parts; make arrays of lists, and put several inputs into a dict or "
+                "tuple of their own."
+            ),
         ),
         ((X, Y[:9]), "labels of data must have one row for each of its 10 samples. Got shape (9,); pair them anew."),
         (
@@ -146,3 +133,45 @@ def test_the_fingerprint_depends_on_everything_else():
         for data in ((X, Y), X, (X, Y[::-1]), (X[::-1], Y), (other, Y), (X.astype(np.float32), Y), (X[:9], Y[:9]))
     }
     assert len(seen) == 7
+
+
+def test_the_fingerprint_knows_names_by_their_text():
+    names = np.array(["no", "yes", "perhaps", "no"])
+    seen = {
+        fingerprint((X[:4], labels), size)
+        for labels in (names, names.astype(object), names.tolist())
+        for size in (1, 4)
+    }
+    assert len(seen) == 1
+    assert fingerprint((X[:4], names[::-1])) not in seen
+
+
+def test_empty_batches_are_passed_over():
+    inputs, labels, sizes = all_of([(X[:0], Y[:0]), (X[:4], Y[:4]), (X[:0], Y[:0]), (X[4:], Y[4:])])
+    assert np.array_equal(inputs, X)
+    assert np.array_equal(labels, Y)
+    assert sizes == [4, 6]
+
+
+def test_a_loader_keeps_what_it_does_besides_shuffling():
+    def doubled(items):
+        return torch.stack([x for x, _ in items]) * 2, torch.stack([y for _, y in items])
+
+    dataset = TensorDataset(torch.tensor(X), torch.tensor(Y))
+    inputs, _, _ = all_of(DataLoader(dataset, batch_size=4, shuffle=True, collate_fn=doubled))
+    assert np.array_equal(inputs, 2 * X)
+
+    class Scaling(DataLoader):
+        """One of the user's own."""
+
+        def __iter__(self):
+            return ((100 * x, y) for x, y in super().__iter__())
+
+    inputs, labels, _ = all_of(Scaling(dataset, batch_size=4, shuffle=True))
+    assert np.array_equal(inputs[:, 0] // 200, labels)
+
+
+def test_labels_are_taken_from_the_first_name_of_the_list():
+    (batch,) = batches({"y": Y, "label": Y[::-1], "a": X}, 100)
+    assert np.array_equal(batch.labels, Y[::-1])
+    assert batch.inputs.keys() == {"a", "y"}

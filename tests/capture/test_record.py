@@ -1,10 +1,13 @@
 import re
+from copy import deepcopy
 
 import numpy as np
 import pytest
+from sklearn.base import clone
+from sklearn.compose import make_column_transformer
 from sklearn.neural_network import MLPClassifier, MLPRegressor
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
+from sklearn.preprocessing import FunctionTransformer, MinMaxScaler, Normalizer, StandardScaler
 
 from terrafirma.capture import parts as parts_module
 from terrafirma.capture.record import layers, record
@@ -99,6 +102,64 @@ def test_the_source_tells_networks_and_data_apart(mlp, data):
     assert SklearnNetwork(scaled[0]).fingerprint() != SklearnNetwork(scaled[1]).fingerprint()
 
 
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (Normalizer("l1"), Normalizer("l2")),
+        (FunctionTransformer(np.abs), FunctionTransformer(np.exp)),
+        (make_column_transformer((StandardScaler(), [0])), make_column_transformer((MinMaxScaler(), [0]))),
+    ],
+    ids=["parameters", "functions", "parts"],
+)
+def test_what_comes_before_the_network_is_part_of_it(mlp, data, one, other):
+    X = data[0]
+    a, b, again = (SklearnNetwork(make_pipeline(clone(step).fit(X), mlp)).fingerprint() for step in (one, other, one))
+    assert a == again != b
+
+
+def test_the_fingerprint_follows_every_weight(mlp):
+    seen = {SklearnNetwork(mlp).fingerprint()}
+    for change in ("coefs_", "intercepts_", "classes_"):
+        other = deepcopy(mlp)
+        if change == "classes_":
+            other.classes_ = other.classes_[::-1]
+        else:
+            getattr(other, change)[0][0] += 1e-9
+        seen.add(SklearnNetwork(other).fingerprint())
+    assert len(seen) == 4
+
+
+@pytest.mark.parametrize("batch_size", [1, 129])
+def test_a_batch_of_one_sample_has_an_error_too(data, batch_size):
+    X = data[0]
+    net = MLPRegressor(hidden_layer_sizes=(8,), max_iter=5, random_state=0).fit(X, X[:, 0])
+    rec = record(net, (X[:130], X[:130, 0]), error=ClippedError(scale=3.0), batch_size=batch_size)
+    np.testing.assert_allclose(rec.errors, np.minimum(np.abs(net.predict(X[:130]) - X[:130, 0]) / 3, 1))
+
+
+def test_an_error_function_sees_outputs_of_the_labels_shape_and_cannot_write(data):
+    X = data[0]
+    net = MLPRegressor(hidden_layer_sizes=(8,), max_iter=5, random_state=0).fit(X, X[:, 0])
+    rec = record(net, (X, X[:, 0]), error=lambda outputs, labels: np.minimum(np.abs(outputs - labels), 1))
+    np.testing.assert_allclose(rec.errors, np.minimum(np.abs(net.predict(X) - X[:, 0]), 1))
+
+    def greedy(outputs, labels):
+        labels[:] = 0
+
+    with pytest.raises(ValueError, match="read-only"):
+        record(net, (X, X[:, 0]), error=greedy)
+
+
+def test_a_network_that_fails_says_on_what(mlp, data):
+    with pytest.raises(InvalidInput) as caught:
+        record(mlp, data[0][:, :2])
+    (note,) = caught.value.__notes__
+    assert note == (
+        "MLPClassifier was run on a batch of 128 samples, float64 of shape (128, 2). Inputs come as one array, samples first "
+        "(X[None] for one), as a dict by name, or as (X, y), of which y is the labels."
+    )
+
+
 def test_candidate_layers_have_names_and_shapes(mlp, data):
     found = layers(mlp, data[0][:2])
     assert [(layer.name, layer.kind, layer.shape, layer.bits) for layer in found] == [
@@ -165,6 +226,21 @@ class TestResuming:
             assert np.array_equal(got.errors, whole.errors)
             assert got.source == whole.source
         assert [file.name for file in killed.parent.iterdir()] == [killed.name]
+
+    def test_errors_are_those_of_the_function_that_is_given_last(self, data, tmp_path):
+        X = data[0]
+        net = MLPRegressor(hidden_layer_sizes=(8,), max_iter=5, random_state=0).fit(X, X[:, 0])
+        path = tmp_path / "r.safetensors"
+        with pytest.raises(Killed):
+            record(CountingNetwork(net, 128), (X, X[:, 0]), error=ClippedError(0.01), path=path, batch_size=32)
+        rec = record(net, (X, X[:, 0]), error=ClippedError(10.0), path=path, batch_size=32)
+        assert np.array_equal(rec.errors, record(net, (X, X[:, 0]), error=ClippedError(10.0)).errors)
+
+    def test_a_lost_part_is_noticed(self, mlp, data, killed):
+        first, *_ = sorted((killed.parent / f"{killed.name}.parts").iterdir())
+        first.unlink()
+        with pytest.raises(InvalidInput, match="must hold parts of this very capture"):
+            record(mlp, data, features=True, path=killed, batch_size=32)
 
     def test_may_be_killed_again_and_again(self, mlp, data, killed):
         for _ in range(4):
@@ -250,6 +326,37 @@ class TestRefused:
         with pytest.raises(InvalidInput, match=re.escape(message)):
             record(mlp, (X, np.where(np.arange(300) == 130, "never", y)))
 
+    def test_labels_past_the_first_batch_have_their_row_named(self, data):
+        nn = pytest.importorskip("torch").nn
+        net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+        X, y = data[0].astype(np.float32), np.where(np.arange(300) == 200, 2, 0)
+        message = "one for each output of the network. Got 2 in row 200; number them as in training."
+        with pytest.raises(InvalidInput, match=re.escape(message)):
+            record(net, (X, y))
+        message = "labels must be numbers. Got <U5 ('maybe'); number the classes as in training."
+        with pytest.raises(InvalidInput, match=re.escape(message)):
+            record(net, (X[1:], np.where(y[1:] == 0, "maybe", "yes")))
+
+    def test_batches_of_another_type(self, mlp, data):
+        nn = pytest.importorskip("torch").nn
+        net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 300))
+        X = data[0][:4].astype(np.float32)
+        message = "labels must have one type in all batches. Got int64 from row 4 on, and uint8 before; convert them."
+        with pytest.raises(InvalidInput, match=re.escape(message)):
+            record(net, [(X, np.array([1, 2, 3, 4], np.uint8)), (X, np.array([1, 2, 299, 0]))])
+
+    def test_an_mlp_without_hidden_layers(self, data):
+        net = MLPRegressor(hidden_layer_sizes=(), max_iter=5, random_state=0).fit(data[0], data[0][:, 0])
+        message = "The MLP must have a hidden layer. Got none; its predictions are linear everywhere."
+        with pytest.raises(InvalidInput, match=re.escape(message)):
+            record(net, data[0])
+
+    def test_an_mlp_given_several_inputs(self, mlp, data):
+        with pytest.raises(
+            InvalidInput, match=re.escape("The MLP takes one array. Got 2 in a dict; name none of them.")
+        ):
+            record(mlp, {"a": data[0], "b": data[0]})
+
     def test_labels_in_some_batches_only(self, mlp, data):
         X, y = data
         message = (
@@ -263,8 +370,8 @@ class TestRefused:
         net = MLPRegressor(hidden_layer_sizes=(8,), max_iter=5, random_state=0).fit(data[0], data[0][:, 0])
         net.coefs_[-1][:] = np.nan
         message = (
-            "The network's outputs must be numbers. Got NaN in row 0 (7 of the 7 rows of its batch); "
-            "look for NaN in the inputs or an overflow in the network."
+            "The network's outputs must be numbers. Got NaN in row 0 (7 of 7 rows); look for NaN in the inputs or an overflow "
+            "in the network."
         )
         with pytest.raises(InvalidInput, match=re.escape(message)):
             record(net, data[0], batch_size=7)

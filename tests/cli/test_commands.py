@@ -155,7 +155,7 @@ def test_options_of_fit_reach_the_guard(folder, tmp_path):
     arguments = fit_arguments(folder, calibration=folder / "test.npz")
     found = document(*arguments, *options, "-o", tmp_path / "g")
     assert found["guard"] == str(tmp_path / "g")
-    assert found["layers"] == {"relu0": 48}
+    assert (found["layers"], found["widths"]) == (["relu0"], [48])
     assert (found["risk"], found["confidence"], found["reduce"], found["selected"]) == (0.08, 0.8, "any", None)
     assert found["score"]["delta"] == 0.1
     assert found["policy"]["n_samples"] == N_TEST
@@ -172,7 +172,7 @@ def test_a_regression_names_its_error(folder, tmp_path, rng):
     predictions = np.array([row["prediction"] for row in found["rows"]])
     with np.load(tmp_path / "test.npz") as file:
         error = ClippedError(0.5)(predictions, file["target"]).mean()
-    assert document("evaluate", tmp_path / "g", tmp_path / "test.npz")["mean_error"] == pytest.approx(error)
+    assert document("evaluate", tmp_path / "g", tmp_path / "test.npz")["error"] == pytest.approx(error)
 
 
 def test_recordings_are_taken_wherever_samples_are(folder, tmp_path, expected):
@@ -344,7 +344,7 @@ def test_evaluate_prints_what_python_finds(folder):
     assert stdout == f"{found}\n"
     assert stderr == ""
     figures = document("evaluate", folder / "guard", folder / "test.npz")
-    for name in ("n_samples", "mean_error", "mean_error_accepted", "coverage", "aucea", "auroc", "risk", "confidence"):
+    for name in ("n_samples", "error", "risk", "coverage", "aucea", "auroc", "promised_risk", "promised_confidence"):
         assert figures[name] == getattr(found, name)
     assert figures["requirements"] == []
 
@@ -445,7 +445,7 @@ def test_explain_shows_the_rows_asked_for(folder):
 def test_info_needs_the_folder_alone(folder, tmp_path):
     stdout, _ = terrafirma("info", folder / "guard")
     lines = {line.split()[0]: line.split()[1:] for line in stdout.splitlines()}
-    assert lines["relu0"] == ["48"]
+    assert (lines["layers"], lines["widths"]) == (["relu0"], ["48"])
     assert lines["network"] == []
     assert lines["risk"] == ["0.08"]
     fails(f"{tmp_path / 'g'} does not exist. Save a guard there first.", "info", tmp_path / "g")
@@ -536,7 +536,7 @@ def test_a_torch_network_by_its_import_path(folder, tmp_path, torch_options, exp
     fails(sentence, "score", tmp_path / "g", folder / "test.npz")
     run = CliRunner().invoke(app, ["score", str(tmp_path / "g"), str(folder / "test.npz"), "--model", "nets:network"])
     assert run.exit_code == 1
-    assert "must be the network that the guard" in str(run.exception)  # its weights are others
+    assert "must be the one that the guard was fitted with" in str(run.exception)  # its weights are others
 
 
 def test_networks_that_cannot_be_had(folder, tmp_path, torch_options):

@@ -9,6 +9,7 @@ import pytest
 from sklearn.neural_network import MLPClassifier
 
 from terrafirma import storage
+from terrafirma.capture.record import record
 from terrafirma.capture.sklearn import SklearnNetwork
 from terrafirma.errors import BadFile, InvalidInput
 from terrafirma.guard import files
@@ -77,7 +78,8 @@ def test_a_stale_policy_is_still_stale(guard, mlp, tmp_path):
 def test_the_card_says_what_the_guard_is(guard, tmp_path):
     guard.save(tmp_path / "g")
     card = files.about(tmp_path / "g")
-    assert card["layers"] == {"hidden_1": 20}
+    assert (card["layers"], card["widths"]) == (["hidden_1"], [20])
+    assert card["decides"] == str(guard.policy)
     assert card["network"]["name"] == "MLPClassifier"
     assert card["network"]["fingerprint"] == SklearnNetwork(guard.model).fingerprint()
     assert card["sign"] == "a unit is active where its pre-activation is > 0"
@@ -106,13 +108,93 @@ def test_another_network_is_refused(guard, data, tmp_path):
     X, y = data
     guard.save(tmp_path)
     other = MLPClassifier((20,), max_iter=60, random_state=1).fit(X[:300], y[:300])
-    fingerprint = files.about(tmp_path)["network"]["fingerprint"]
+    mine, others = (SklearnNetwork(net).fingerprint()[:12] for net in (guard.model, other))
     message = (
-        f"model must be the network that the guard in {tmp_path} was fitted with: MLPClassifier, fingerprint "
-        f"{fingerprint[:12]}. Got MLPClassifier, fingerprint "
+        f"The network must be the one that the guard was fitted with: MLPClassifier, fingerprint {mine}. Got MLPClassifier, "
+        f"fingerprint {others}: another, or the same with other weights; fit a guard for this one."
     )
     with pytest.raises(InvalidInput, match=re.escape(message)):
         Guard.load(tmp_path, other)
+
+
+def test_a_network_that_was_trained_on_is_not_saved_with_the_old_promise(data, tmp_path):
+    X, y = data
+    mlp = MLPClassifier((20,), max_iter=30, random_state=0).fit(X[:300], y[:300])
+    guard = Guard(mlp, SubfunctionBound(2.0)).fit((X[:300], y[:300]), (X[300:], y[300:]), verbose=False)
+    mlp.coefs_[0][0] += 0.1
+    with pytest.raises(InvalidInput, match="another, or the same with other weights; fit a guard for this one"):
+        guard.save(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_guard_without_its_network_still_knows_it(guard, data, tmp_path):
+    guard.save(tmp_path)
+    loaded = Guard.load(tmp_path)
+    assert repr(loaded).startswith("<Guard of MLPClassifier fitted on 300 samples: ")
+    with pytest.raises(InvalidInput, match=re.escape("or Guard.load(path, model).")):
+        loaded.predict(data[0])
+    verdict = loaded.predict(record(guard.model, data[0]))
+    assert np.array_equal(verdict.prediction, guard.predict(data[0]).prediction)
+
+
+def test_fixed_hyperparameters_stay_fixed(mlp, data, tmp_path):
+    X, y = data
+    sets = (X[:300], y[:300]), (X[300:], y[300:])
+    Guard(mlp, SubfunctionBound(2.5, 0.2)).fit(*sets, verbose=False).save(tmp_path)
+    again = Guard.load(tmp_path, mlp).fit(*sets, verbose=False)
+    assert (again.state.score.rho, again.state.score.delta) == (2.5, 0.2)
+
+
+def test_an_error_function_of_the_users_own_must_be_given_again(mlp, data, tmp_path):
+    def half(outputs, labels):
+        return 0.5 * (outputs.argmax(axis=1) != labels)
+
+    X, y = data
+    guard = Guard(mlp, SubfunctionBound(2.0), error=half).fit((X[:300], y[:300]), (X[300:], y[300:]), verbose=False)
+    guard.save(tmp_path)
+    message = (
+        "The guard was fitted with an error function of the user's own (half), which no file holds. "
+        "Load it with Guard.load(path, model, error=...)."
+    )
+    loaded = Guard.load(tmp_path, mlp)
+    assert np.array_equal(loaded.predict(X).accepted, guard.predict(X).accepted)
+    with pytest.raises(InvalidInput, match=re.escape(message)):
+        loaded.evaluate((X, y))
+    assert Guard.load(tmp_path, mlp, error=half).evaluate((X, y)).error == guard.evaluate((X, y)).error
+    loaded.save(tmp_path)
+    assert files.about(tmp_path)["error"] == {"function": "half"}
+
+
+def test_a_first_save_on_a_full_disk_leaves_nothing(guard, tmp_path, monkeypatch):
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left on device"):
+        guard.save(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_a_killed_save_left_is_cleared_away(guard, mlp, tmp_path):
+    for name in ("arrays-0123abcd.safetensors", "net-0123456789ab.onnx", ".terrafirma-00ff.tmp"):
+        (tmp_path / name).write_text("half")
+    guard.save(tmp_path)
+    assert len(list(tmp_path.iterdir())) == 2
+    Guard.load(tmp_path, mlp)
+
+
+@pytest.mark.parametrize("name", ["../victim.txt", "victim.txt", "/victim.txt", ["a"], 3])
+@pytest.mark.parametrize("part", ["arrays", "network_file"])
+def test_a_card_names_no_files_elsewhere(guard, tmp_path, name, part):
+    (tmp_path / "victim.txt").write_text("dear to me")
+    folder = tmp_path / "g"
+    guard.save(folder)
+    card = storage.read_json(folder / "guard.json", "Guard")
+    storage.write_json(folder / "guard.json", "Guard", card | {part: name})
+    with pytest.raises(BadFile, match=re.escape(f"names a file that no guard has ({name!r}). Save the guard again.")):
+        Guard.load(folder)
+    guard.save(folder)
+    assert (tmp_path / "victim.txt").read_text() == "dear to me"
 
 
 @pytest.mark.parametrize("when", ["arrays", "card"])

@@ -1,10 +1,11 @@
 import re
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
 import torch
+from scipy.stats import binom
 from sklearn.datasets import load_digits
 from sklearn.neural_network import MLPClassifier, MLPRegressor
 from torch import nn
@@ -13,7 +14,9 @@ from terrafirma.capture.record import record
 from terrafirma.core.patterns import PackedPatterns
 from terrafirma.core.regions import RegionTable
 from terrafirma.errors import InvalidInput, NotFitted
+from terrafirma.guard.explain import Explanation, RegionShare
 from terrafirma.guard.guard import Guard
+from terrafirma.guard.verdict import evaluate
 from terrafirma.recorded import ClippedError, Recorded
 from terrafirma.scores.logits import entropy
 from terrafirma.scores.subfunction import SubfunctionBound
@@ -116,7 +119,9 @@ class TestFitAndPredict:
         assert text.startswith(guard.summary())
         assert "Guard of MLPClassifier: hidden_2 (48 units)\n" in text
         assert f"trained on   700 samples in {len(guard.state.table)} regions, mean error {wrong:.4g}" in text
-        assert "best of the grid on 350 samples, AUCEA 0.9" in text
+        assert "best of the grid on 350 samples (half of validation), AUCEA 0.9" in text
+        assert "calibrated on 350 samples (the other half of validation), mean error " in text
+        assert "warning" not in text
         assert f"policy       {guard.policy}\n" in text
         assert guard.policy.risk_bound <= 0.05
         assert re.search(r"took +\d+\.\d s, of which \d+\.\d s recording\n$", text)
@@ -182,7 +187,7 @@ class TestFitAndPredict:
         guard = Guard(net, layers="hidden_*", error=ClippedError(scale=1.0))
         guard.fit((X[dense][:800], y[dense][:800]), (X[:2000], y[:2000]), risk=0.1, verbose=False)
         verdict = guard.predict(X[2000:])
-        assert np.array_equal(verdict.prediction, verdict.output)
+        assert np.array_equal(verdict.prediction, net.predict(X[2000:]))
         error = np.minimum(np.abs(verdict.output.ravel() - y[2000:]), 1.0)
         assert error[verdict.accepted].mean() < 0.1 < error.mean()
         assert verdict.accepted[dense[2000:]].mean() > 0.6
@@ -210,7 +215,7 @@ class TestFitAndPredict:
 
         train, validation, (X, _) = digits
         guard = Guard(mlp, Entropy()).fit(train, validation, risk=0.05, verbose=False)
-        assert guard.score.sizes == (700, 350)
+        assert guard.state.score.sizes == (700, 350)
         verdict = guard.predict(X)
         assert np.array_equal(verdict.unreliability, entropy(verdict.output))
         assert "score        Entropy\n" in guard.summary()
@@ -224,23 +229,41 @@ class TestEvaluate:
         X, y = digits[2]
         verdict, found = guard.predict(X), guard.evaluate((X, y))
         wrong = verdict.prediction != y
-        assert found.mean_error == wrong.mean()
-        assert found.mean_error_accepted == wrong[verdict.accepted].mean()
-        assert found.mean_error_refused == wrong[~verdict.accepted].mean()
+        assert found.error == wrong.mean()
+        assert found.risk == wrong[verdict.accepted].mean()
+        assert found.error_refused == wrong[~verdict.accepted].mean()
         assert found.coverage == verdict.accepted.mean()
-        order = np.argsort(verdict.unreliability, kind="stable")
-        assert found.risk_at(0.5) == pytest.approx(wrong[order][: round(0.5 * len(X))].mean(), abs=0.01)
-        assert found.risk_at(found.coverage_at(0.02)) <= 0.02
-        assert f"{len(X)} predictions, mean error {wrong.mean():.4g}; AUCEA {found.aucea:.4f}, AUROC" in str(found)
-        assert "(promised: at most 0.05 at 90% confidence)" in str(found)
+        assert (found.promised_risk, found.promised_confidence) == (0.05, 0.9)
+        low, high = found.risk_interval
+        n, k = verdict.accepted.sum(), wrong[verdict.accepted].sum()
+        assert binom.cdf(k, n, high) == pytest.approx(0.025)
+        assert binom.sf(k - 1, n, low) == pytest.approx(0.025)
+        text = str(found)
+        assert f"{len(X)} predictions, mean error {wrong.mean():.4g}; AUCEA {found.aucea:.4f} (a random order: " in text
+        assert f"with mean error {found.risk:.4g} (95 % interval {low:.2g} to {high:.2g})" in text
+        assert text.endswith("; promised: at most 0.05 at 90% confidence.")
+
+    def test_shares_are_cut_at_the_row_they_name(self, rng):
+        unreliability, errors = rng.permutation(50).astype(float), rng.random(50)
+        found = evaluate(unreliability, errors, unreliability < 20, 0.5, 0.9)
+        ordered = errors[np.argsort(unreliability)]
+        means = np.cumsum(ordered) / np.arange(1, 51)
+        for k in (1, 7, 25, 50):
+            assert found.risk_at(k / 50) == pytest.approx(means[k - 1])
+        within = np.flatnonzero(means <= 0.5)
+        assert found.coverage_at(0.5) == (within[-1] + 1) / 50
+        assert found.coverage_at(0.0) == 0
+        assert found.risk_interval is None
+        for share in (-0.1, 2):
+            with pytest.raises(InvalidInput, match=re.escape(f"coverage must lie in [0, 1]. Got {share}.")):
+                found.risk_at(share)
 
     def test_nothing_accepted_is_no_error(self, mlp, digits):
         train, validation, test = digits
         found = Guard(mlp).fit(train, validation, risk=0.001, verbose=False).evaluate(test)
         assert found.coverage == 0
-        assert np.isnan(found.mean_error_accepted)
-        assert found.coverage_at(0.0) >= 0
-        assert str(found).endswith("\nNone accepted.")
+        assert np.isnan(found.risk)
+        assert str(found).endswith("\nNone accepted (promised: at most 0.001 at 95% confidence).")
 
 
 class TestExplain:
@@ -274,9 +297,35 @@ class TestExplain:
 
     def test_reads_as_text(self, guard, digits):
         text = str(guard.explain(digits[2][0][:1], n=2)[0])
-        assert re.search(r"^prediction \d, unreliability [\d.]+, (accepted|refused)\n", text)
-        assert re.search(r"nearest training sample \d+ bits away; [\d.]+% of the density from these:\n", text)
-        assert len(text.splitlines()) == 5
+        assert re.search(
+            r"^prediction \d, unreliability [\d.]+: (accepted|refused) \(the threshold is [\d.]+\)\n", text
+        )
+        assert re.search(r"nearest training sample \d+ bits away; log density -[\d.]+\n", text)
+        assert re.search(
+            r"[\d.]+% of the density from 1 sample \d+ bits away: 1 labelled \d; mean error 0; number \d+", text
+        )
+        assert len(text.splitlines()) in (6, 7)
+
+    def test_a_prediction_without_support_is_said(self):
+        regions = (RegionShare(3, 1.0, 2, 0.0, {"cat": 2}, np.array([4, 9])),)
+        found = Explanation("dog", 5.0, True, 6.0, 3, -4.0, -np.inf, 5.0, 0.0, regions)
+        assert str(found).endswith("\n  none of these is labelled dog")
+        assert "labelled dog" not in str(replace(found, prediction="cat"))
+
+    def test_patterns_alone_can_be_explained(self, rng):
+        bits, errors, labels = rng.random((60, 5)) < 0.5, rng.random(60), rng.integers(0, 2, 60).astype(bool)
+        recorded = Recorded(patterns=bits, errors=errors, labels=labels)
+        guard = Guard(None, SubfunctionBound(1.0)).fit(recorded, recorded, risk=0.9, verbose=False)
+        (found,) = guard.explain(Recorded(patterns=bits[:1]), n=60)
+        assert found.prediction is None
+        assert sum(region.share for region in found.regions) == pytest.approx(1)
+        for region in found.regions:
+            members = np.flatnonzero((bits == bits[region.samples[0]]).all(axis=1))
+            assert region.mean_error == pytest.approx(errors[members].mean())
+            assert region.samples.tolist() == members.tolist()
+            assert region.labels == {
+                value: count for value in (True, False) if (count := (labels[members] == value).sum())
+            }
 
 
 class TestTrainingDataComesAndGoes:
@@ -319,8 +368,6 @@ class TestTrainingDataComesAndGoes:
         rows = np.setdiff1d(np.arange(250), [0, 100, 249])
         assert same_tables(guard.state.table, self.refitted(soft[0][rows], soft[1][1:]))
         assert guard.state.history == ("fit on 250 samples", "forgot 2 samples", "added 70 samples", "forgot 2 samples")
-        found = guard.explain(soft[1][1:2], n=1)[0] if soft[1].outputs is not None else None
-        assert found is None
 
     def test_the_policy_is_found_anew(self, guard, mlp, digits):
         X, y = digits[2]
@@ -420,11 +467,95 @@ class TestRefused:
     def test_data_without_errors(self, mlp, digits):
         X = digits[0][0]
         message = (
-            "train must have an error for each sample. Got no labels and outputs of shape (700, 10); for a classifier "
-            "give integer labels beside outputs (n, classes), for anything else error=, for example ClippedError(scale=...)."
+            "train must have an error for each sample. Got no labels; give pairs, as in fit((X, y), (X_val, y_val))."
         )
         with pytest.raises(InvalidInput, match=re.escape(message)):
             Guard(mlp).fit(X, digits[1])
+
+    @pytest.mark.parametrize(
+        ("columns", "change", "message"),
+        [
+            (
+                10,
+                lambda y: y[:, None],
+                "Got labels int64 of shape (700, 1) beside outputs of shape (700, 10); use y.ravel().",
+            ),
+            (
+                10,
+                lambda y: np.eye(10)[y],
+                (
+                    "Got labels float64 of shape (700, 10) beside outputs of shape (700, 10); where these are classes, use "
+                    "y.argmax(axis=1)."
+                ),
+            ),
+            (
+                10,
+                lambda y: y.astype(float),
+                (
+                    "Got labels float64 of shape (700,) beside outputs of shape (700, 10); where these are classes, use "
+                    "y.astype(int), else error=, such as ClippedError(scale=...)."
+                ),
+            ),
+            (
+                1,
+                lambda y: y % 2,
+                (
+                    "Got labels int64 of shape (700,) beside outputs of shape (700, 1); for one logit, "
+                    "error=lambda output, y: (output > 0) != y."
+                ),
+            ),
+            (
+                1,
+                lambda y: y * 0.3,
+                (
+                    "Got labels float64 of shape (700,) beside outputs of shape (700, 1); for anything but classes give "
+                    "error=, such as ClippedError(scale=...)."
+                ),
+            ),
+        ],
+        ids=["column", "one-hot", "floats", "one logit", "regression"],
+    )
+    def test_labels_that_give_no_error_have_their_remedy_named(self, digits, columns, change, message):
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, columns))
+        (X, y), validation, _ = digits
+        with pytest.raises(InvalidInput, match=re.escape(message)):
+            Guard(net).fit((X, change(y)), validation)
+
+    def test_one_logit_is_guarded_as_the_message_says(self, digits):
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 1))
+        (X, y), (X_val, y_val), _ = digits
+        guard = Guard(net, SubfunctionBound(2.0), error=lambda output, y: (output > 0) != y)
+        guard.fit((X, y % 2), (X_val, y_val % 2), risk=0.9, verbose=False)
+        with torch.no_grad():
+            wrong = (net(torch.tensor(X))[:, 0] > 0).numpy() != y % 2
+        assert guard.state.samples.errors.tolist() == wrong.tolist()
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            (
+                {"score": "entropy"},
+                "score must have fit and unreliability, as SubfunctionBound(rho=16.0) has. Got 'entropy'; leave it out",
+            ),
+            (
+                {"score": SubfunctionBound},
+                (
+                    "score must have fit and unreliability, as SubfunctionBound(rho=16.0) has. Got <class "
+                    "'terrafirma.scores.subfunction.SubfunctionBound'>; leave it out to select one."
+                ),
+            ),
+            ({"error": "abs"}, "error must be a function of (outputs, labels), or ClippedError(scale=...). Got 'abs'."),
+            (
+                {"layers": nn.ReLU()},
+                "layers must be a name, or a list of names. Got ReLU(); leave it out for the last ReLU.",
+            ),
+        ],
+    )
+    def test_arguments_of_another_kind(self, mlp, arguments, message):
+        with pytest.raises(InvalidInput, match=re.escape(message)):
+            Guard(mlp, **arguments)
 
     def test_validation_too_small_to_be_cut(self, mlp, digits):
         train, (X, y), _ = digits
@@ -433,9 +564,84 @@ class TestRefused:
             Guard(mlp).fit(train, (X[:1], y[:1]))
 
     def test_a_guard_of_arrays_has_nothing_to_run(self, digits):
-        message = "The guard has no network to run. Give it a Recorded, or make it with Guard(model)."
+        message = "Give it a Recorded, or make it with Guard(model), or Guard.load(path, model)."
         with pytest.raises(InvalidInput, match=re.escape(message)):
             Guard(None).fit(*digits[:2])
+
+    def test_samples_that_were_used_before(self, guard, mlp, digits):
+        train, validation, test = digits
+        message = "{} must be other samples than {}: what was used once says nothing new. Got the same; hold some out."
+        for call, names in (
+            (lambda: Guard(mlp).fit(train, train), ("validation", "train")),
+            (lambda: Guard(mlp).fit(train, validation, validation), ("calibration", "validation")),
+            (lambda: guard.recalibrate(train), ("calibration", "train")),
+            (lambda: guard.partial_fit(validation), ("addition 1", "validation")),
+            (lambda: guard.partial_fit(test).partial_fit(test), ("addition 2", "addition 1")),
+        ):
+            with pytest.raises(InvalidInput, match=re.escape(message.format(*names))):
+                call()
+
+    def test_recordings_that_do_not_belong_together(self, mlp, net, digits):
+        train, validation, _ = digits
+        a, b = record(mlp, train, "hidden_1"), record(mlp, validation, "hidden_2")
+        message = (
+            "must be recorded as the training data was. Got layers hidden_2 instead of hidden_1; record both alike."
+        )
+        with pytest.raises(InvalidInput, match=re.escape(f"validation {message}")):
+            Guard(None).fit(a, b)
+        guard = Guard(None, SubfunctionBound(2.0)).fit(a, record(mlp, validation, "hidden_1"), verbose=False)
+        methods = {
+            "data": guard.partial_fit,
+            "calibration": guard.recalibrate,
+            "test": guard.evaluate,
+            "x": guard.predict,
+        }
+        for name, method in methods.items():
+            with pytest.raises(InvalidInput, match=re.escape(f"{name} {message}")):
+                method(b)
+        other = MLPClassifier((64, 48), max_iter=5, random_state=3).fit(*train)
+        with pytest.raises(
+            InvalidInput, match="validation must be recorded as the training data was. Got network MLPClassifier "
+        ):
+            Guard(None).fit(a, record(other, validation, "hidden_1"))
+        with pytest.raises(
+            InvalidInput, match="The network must be the one that the guard was fitted with: MLPClassifier, "
+        ):
+            Guard(other).fit(a, b)
+        bare = Recorded(patterns=np.zeros((9, 5), bool), errors=np.zeros(9))
+        with pytest.raises(
+            InvalidInput, match="validation must be recorded .* Got 5 units instead of 64; record both alike"
+        ):
+            Guard(None).fit(a, bare)
+
+    def test_arrays_of_the_user_are_copied(self, rng):
+        P, C = (
+            Recorded(patterns=rng.random((80, 6)) < 0.4, errors=(rng.random(80) < 0.2).astype(float)) for _ in range(2)
+        )
+        guard = Guard(None, SubfunctionBound(1.0)).fit(P, C, risk=0.5, verbose=False)
+        before = guard.policy.threshold
+        C.patterns.words[:] = 0
+        C.errors[:] = 0
+        P.errors[:] = 1
+        assert guard.recalibrate().policy.threshold == before
+        assert guard.forget([0]).state.samples.errors.mean() < 0.5
+
+    def test_a_failed_fit_leaves_the_users_score_alone(self, guard, mlp, digits):
+        class Fragile:
+            """Fails on its second use."""
+
+            fitted = 0
+
+            def fit(self, train, validation):
+                self.fitted += 1
+
+            def unreliability(self, recorded):
+                raise ZeroDivisionError
+
+        score = Fragile()
+        with pytest.raises(ZeroDivisionError):
+            Guard(mlp, score).fit(*digits[:2])
+        assert score.fitted == 0
 
     def test_a_failed_fit_changes_nothing(self, guard, digits):
         before = guard.state

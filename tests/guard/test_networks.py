@@ -154,7 +154,8 @@ def test_dict_batches_reach_networks_by_name(rng):
     left, right = rng.normal(size=(300, 3)).astype(np.float32), rng.normal(size=(300, 2)).astype(np.float32)
     data = {"left": left, "right": right}
     y = record(net, data).predictions
-    guard = Guard(net, SubfunctionBound(2.0)).fit({**data, "labels": y}, [{**data, "labels": y}], verbose=False)
+    held_out = [{name: value[::-1].copy() for name, value in {**data, "labels": y}.items()}]
+    guard = Guard(net, SubfunctionBound(2.0)).fit({**data, "labels": y}, held_out, verbose=False)
     verdict = guard.predict({name: torch.tensor(value) for name, value in data.items()})
     assert isinstance(verdict.accepted, torch.Tensor)
     assert np.array_equal(verdict.prediction.numpy(), y)

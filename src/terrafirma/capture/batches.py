@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ import numpy.typing as npt
 from terrafirma.core._checks import as_array
 from terrafirma.errors import InvalidInput
 
-__all__ = ["Batch", "Batches", "DataHash", "batches", "inputs_only"]
+__all__ = ["Batch", "Batches", "DataHash", "batches"]
 
 LABEL_KEYS = ("labels", "label", "targets", "target", "y")
 FORMS = "an array, (X, y), a dict of arrays, or a loader that yields (inputs, labels), dicts or arrays"
@@ -58,15 +59,6 @@ def batches(data: Any, batch_size: int) -> Batches:
     return Batches(_Loaded(data), _count(data))
 
 
-def inputs_only(x: Any, batch_size: int) -> Batches | None:
-    """Batches of inputs without labels: an array, or a dict or tuple of arrays, one for each input; None for a loader."""
-    leaves = _leaves(x)
-    if not leaves or not all(_is_rows(leaf) for leaf in leaves) or isinstance(x, list):
-        return None
-    whole = Batch(x, None, _common_rows(leaves, "x"))
-    return Batches(_Slices(whole, batch_size), whole.n)
-
-
 @dataclass(frozen=True)
 class _Slices:
     """The batches of arrays in memory, or mapped into it."""
@@ -89,7 +81,9 @@ class _Loaded:
 
     def __iter__(self) -> Iterator[Batch]:
         for number, item in enumerate(self.loader):
-            yield _batch(item, f"batch {number}")
+            batch = _batch(item, f"batch {number}")
+            if batch.n:  # a filter may leave none
+                yield batch
 
 
 def _batch(item: Any, name: str) -> Batch:
@@ -102,7 +96,8 @@ def _batch(item: Any, name: str) -> Batch:
     elif isinstance(item, tuple | list):
         if len(item) not in (1, 2):
             raise InvalidInput(
-                f"{name} must be (inputs, labels). Got {len(item)} parts; put several inputs into a dict or tuple of their own."
+                f"{name} must be (inputs, labels). Got {len(item)} parts; make arrays of lists, and put several inputs into a "
+                "dict or tuple of their own."
             )
         inputs, labels = item if len(item) == 2 else (item[0], None)
     leaves = _leaves(inputs)
@@ -152,20 +147,25 @@ def _sliced(inputs: Any, rows: slice) -> Any:
 
 def _in_order(loader: Any) -> Any:
     """The same loader, reading its data set from first to last where it would shuffle: so rows have numbers to go by."""
-    sampler = type(getattr(loader, "sampler", None)).__name__
+    sampler, kind = type(getattr(loader, "sampler", None)).__name__, type(loader)
+    if kind.__module__ != "torch.utils.data.dataloader":  # one of the user's own may do more than load
+        return loader
     if sampler not in ("RandomSampler", "WeightedRandomSampler", "SubsetRandomSampler") or loader.batch_size is None:
         return loader
     from torch.utils.data import DataLoader, Subset
 
     few = sampler == "SubsetRandomSampler"
     dataset = Subset(loader.dataset, sorted(loader.sampler.indices)) if few else loader.dataset
-    return DataLoader(
-        dataset,
-        loader.batch_size,
-        collate_fn=loader.collate_fn,
-        num_workers=loader.num_workers,
-        pin_memory=loader.pin_memory,
+    kept = (
+        "num_workers",
+        "collate_fn",
+        "pin_memory",
+        "timeout",
+        "worker_init_fn",
+        "multiprocessing_context",
+        "generator",
     )
+    return DataLoader(dataset, loader.batch_size, **{name: getattr(loader, name) for name in kept})
 
 
 def _count(loader: Any) -> int | None:
@@ -175,6 +175,14 @@ def _count(loader: Any) -> int | None:
         sampler = getattr(loader, "sampler", None)
         return len(sampler) if isinstance(sampler, Sized) else len(known)
     return None
+
+
+def _hashable(leaf: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """A matrix of plain numbers, with a row for each sample; names as digests of their text."""
+    if leaf.dtype.kind not in "biufc":
+        texts = [hashlib.sha256(repr(row).encode()).digest() for row in leaf.tolist()]
+        return np.frombuffer(b"".join(texts), np.uint8).reshape(len(leaf), -1)
+    return leaf.reshape(len(leaf), math.prod(leaf.shape[1:]))
 
 
 class DataHash:
@@ -187,9 +195,9 @@ class DataHash:
         """Add a batch."""
         for name, leaf in [*enumerate(_leaves(batch.inputs)), ("labels", batch.labels)]:
             if leaf is not None:
-                rows = as_array(leaf, "inputs").reshape(batch.n, -1)
+                rows = _hashable(as_array(leaf, "inputs"))
                 running = self._hashes.setdefault(f"{name} {rows.dtype.str} {rows.shape[1]}", hashlib.sha256())
-                running.update(np.ascontiguousarray(rows[:, :: -(-rows.shape[1] // HASHED) or 1]).data)
+                running.update(rows[:, :: -(-rows.shape[1] // HASHED) or 1].tobytes())
 
     def hexdigest(self) -> str:
         """The fingerprint so far."""

@@ -40,6 +40,11 @@ class GrowingArrays:
                     f"{name} must have one shape in all batches. Got {values.shape[1:]} from row {self.n} on, and "
                     f"{whole.shape[1:]} before; pad the inputs to one size, or pool maps with reduce='any'."
                 )
+            if not np.can_cast(values.dtype, whole.dtype, "safe"):
+                raise InvalidInput(
+                    f"{name} must have one type in all batches. Got {values.dtype} from row {self.n} on, and {whole.dtype} "
+                    "before; convert them."
+                )
             whole[self.n : self.n + n] = values
         self.n += n
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import numpy.typing as npt
 
 from terrafirma import storage
 from terrafirma.capture.growing import GrowingArrays
@@ -15,6 +18,7 @@ __all__ = ["Parts"]
 
 KIND = "part of a Recorded"
 SECONDS = 2.0  # between parts: a kill loses no more than this, or one batch
+Arrays = dict[str, npt.NDArray[Any]]
 DIGITS = 12  # of a row's number in a file's name
 
 
@@ -44,8 +48,11 @@ class Parts:
             raise InvalidInput(f"path must lie in a folder that exists. Got {path}.")
         return cls(path.with_name(path.name + ".parts"), settings)
 
-    def restore(self, grown: GrowingArrays) -> list[tuple[str, int]]:
-        """Give back what an earlier run got: the rows, and names and widths of their layers."""
+    def restore(self, grown: GrowingArrays, complete: Callable[[Arrays], Arrays]) -> list[tuple[str, int]]:
+        """Give back what an earlier run got: the rows, and names and widths of their layers.
+
+        ``complete`` adds the errors, which parts leave out: a function that finds them has no fingerprint.
+        """
         layers: list[tuple[str, int]] = []
         for file in sorted(self.folder.glob("*.safetensors")):
             arrays, about = storage.read_arrays(file, KIND)
@@ -54,15 +61,15 @@ class Parts:
                     f"{self.folder} must hold parts of this very capture. It was begun with another network, other layers or "
                     "other settings; delete the folder to start anew."
                 )
-            grown.add(about["rows"], arrays)
+            grown.add(about["rows"], complete(arrays))
             layers = [(name, width) for name, width in about["layers"]]
             self._data_fingerprint = about["data_fingerprint"]
         self._written = grown.n
         return layers
 
-    def check_data(self, rows: int, data_fingerprint: str) -> None:
+    def check_data(self, data_fingerprint: str) -> None:
         """Raise unless the first rows of the data are those that were restored."""
-        if rows != self._written or data_fingerprint != self._data_fingerprint:
+        if data_fingerprint != self._data_fingerprint:
             raise self.other_data()
 
     def other_data(self) -> InvalidInput:
@@ -85,7 +92,8 @@ class Parts:
         }
         self.folder.mkdir(exist_ok=True)
         file = self.folder / f"{self._written:0{DIGITS}d}.safetensors"
-        storage.write_arrays(file, KIND, grown.rows(self._written), about)
+        arrays = {name: rows for name, rows in grown.rows(self._written).items() if name != "errors"}
+        storage.write_arrays(file, KIND, arrays, about)
         self._written = grown.n
         self._last = time.monotonic()
 

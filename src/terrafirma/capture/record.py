@@ -115,7 +115,8 @@ def checked_layers(layers: str | Sequence[str] | None, reduce: Reduction) -> lis
     if reduce not in REDUCTIONS:
         raise InvalidInput(f"reduce must be one of {', '.join(map(repr, REDUCTIONS))}. Got {reduce!r}.")
     names = [layers] if isinstance(layers, str) else layers
-    if names is not None and (not names or not all(isinstance(name, str) for name in names)):
+    listed = isinstance(names, Sequence) and len(names) > 0 and all(isinstance(name, str) for name in names)
+    if names is not None and not listed:
         raise InvalidInput(
             f"layers must be a name, or a list of names. Got {layers!r:.80}; leave it out for the last ReLU."
         )

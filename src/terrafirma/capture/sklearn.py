@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -29,6 +30,8 @@ def check_mlp(mlp: Any) -> None:
             f"mlp must be a fitted MLPClassifier or MLPRegressor. Got {type(mlp).__name__}; "
             "fit it, or take it out of its pipeline."
         )
+    if len(mlp.coefs_) < 2:
+        raise InvalidInput("The MLP must have a hidden layer. Got none; its predictions are linear everywhere.")
     if mlp.activation != "relu":
         raise InvalidInput(f"The MLP must have activation='relu'. Got {mlp.activation!r}; its regions are not linear.")
 
@@ -83,10 +86,9 @@ class SklearnNetwork:
 
     def fingerprint(self) -> str:
         """Digest of the weights, and of what comes before them."""
-        digest = hashlib.sha256(f"{self.name} {[type(step).__name__ for step in self.steps]}".encode())
-        for array in (*self.mlp.coefs_, *self.mlp.intercepts_, *_learned(self.steps)):
-            digest.update(f"{array.dtype.str} {array.shape}".encode())
-            digest.update(np.ascontiguousarray(array).data)
+        digest = hashlib.sha256(self.name.encode())
+        for part in (self.mlp.coefs_, self.mlp.intercepts_, self.classes, self.mlp.out_activation_, self.steps):
+            _digest(digest, part)
         return digest.hexdigest()
 
     def candidates(self, inputs: Any) -> list[Layer]:
@@ -115,6 +117,10 @@ class SklearnNetwork:
         yield run
 
     def _run(self, inputs: Any, *, features: bool) -> Step:
+        if isinstance(inputs, dict | tuple):
+            raise InvalidInput(
+                f"The MLP takes one array. Got {len(inputs)} in a {type(inputs).__name__}; name none of them."
+            )
         for step in self.steps:
             inputs = inputs if step in ("passthrough", None) else step.transform(inputs)
         hidden = hidden_activations(self.mlp, inputs)
@@ -130,11 +136,22 @@ class SklearnNetwork:
         return Step(layers, outputs)
 
 
-def _learned(steps: list[Any]) -> list[npt.NDArray[Any]]:
-    """The arrays that the steps before the network have learned, in a fixed order."""
-    return [
-        value
-        for step in steps
-        for _, value in sorted(getattr(step, "__dict__", {}).items())
-        if isinstance(value, np.ndarray) and value.dtype.kind in "biuf"
-    ]
+def _digest(digest: Any, value: Any) -> None:
+    """Add whatever an estimator may hold: its parameters and what it learned, those of its parts, too."""
+    if isinstance(value, np.ndarray) and value.dtype != object:
+        digest.update(f"{value.dtype.str} {value.shape}".encode() + value.tobytes())
+    elif isinstance(value, dict):
+        for name, part in sorted(value.items(), key=str):
+            digest.update(str(name).encode())
+            _digest(digest, part)
+    elif isinstance(value, list | tuple | np.ndarray):
+        digest.update(str(len(value)).encode())
+        for part in value:
+            _digest(digest, part)
+    elif callable(value) and hasattr(value, "__qualname__"):
+        digest.update(f"{value.__module__}.{value.__qualname__}".encode())
+    elif hasattr(value, "get_params"):
+        digest.update(type(value).__name__.encode())
+        _digest(digest, vars(value))
+    else:
+        digest.update(re.sub(" at 0x[0-9a-f]+", "", repr(value)).encode())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from terrafirma.capture.parts import Parts
 from terrafirma.capture.progress import progress_bar
 from terrafirma.core.patterns import PackedPatterns
 from terrafirma.errors import InvalidInput
-from terrafirma.recorded import ErrorFunction, Recorded, Source, errors_of, is_classification
+from terrafirma.recorded import ErrorFunction, Recorded, Source, check_no_nan, errors_of, is_classification
 
 __all__ = ["Capture", "run_through"]
 
@@ -33,6 +33,8 @@ class Capture:
         What an earlier run left on disk, and where to leave what this one gets.
     seen : DataHash, optional
         Takes the fingerprint of the data; parts need it.
+    keep_outputs : bool
+        Whether to keep outputs once the errors are known; they may take more room than the patterns.
 
     """
 
@@ -43,13 +45,16 @@ class Capture:
         expected: int | None = None,
         parts: Parts | None = None,
         seen: DataHash | None = None,
+        *,
+        keep_outputs: bool = True,
     ) -> None:
         self.network, self.error, self.parts, self.seen = network, error, parts, seen
+        self.keep_outputs = keep_outputs
         self.grown = GrowingArrays(expected)
         self.layers: list[tuple[str, int]] = []  # names and widths
         self.passed = 0
         if parts is not None:
-            self.layers = parts.restore(self.grown)
+            self.layers = parts.restore(self.grown, self._with_errors)
         self.restored = self.grown.n
 
     def has(self, batch: Batch) -> bool:
@@ -58,7 +63,7 @@ class Capture:
             self.seen.update(batch)
         first, self.passed = self.passed, self.passed + batch.n
         if self.parts is not None and self.seen is not None and first < self.restored <= self.passed:
-            self.parts.check_data(self.passed, self.seen.hexdigest())
+            self.parts.check_data(self.seen.hexdigest())
         return self.passed <= self.restored
 
     def add(self, batch: Batch, step: Step) -> None:
@@ -77,14 +82,22 @@ class Capture:
 
     def _rows(self, batch: Batch, step: Step, first: int) -> dict[str, npt.NDArray[Any]]:
         """The arrays of a batch, by name."""
-        outputs = checked_outputs(step.outputs, batch.n, first)
+        outputs = _checked_outputs(step.outputs, batch.n, first)
         bits = [layer.bits for layer in step.layers if layer.bits is not None]
         rows = {"words": PackedPatterns.pack(np.concatenate(bits, axis=1)).words, "outputs": outputs}
         rows |= {f"{FEATURES}{layer.name}": layer.features for layer in step.layers if layer.features is not None}
         if batch.labels is not None:
             rows["labels"] = _numbered(batch.labels, self.network.classes, first)
-            if self.error is not None or is_classification(outputs, rows["labels"]):
-                rows["errors"] = errors_of(outputs, rows["labels"], self.error, first)
+        rows = self._with_errors(rows)
+        if "errors" in rows and not self.keep_outputs:
+            del rows["outputs"]
+        return rows
+
+    def _with_errors(self, rows: dict[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
+        """The arrays of the next samples with their errors, where these are known."""
+        labels, outputs = rows.get("labels"), rows["outputs"]
+        if labels is not None and (self.error is not None or is_classification(outputs, labels)):
+            rows["errors"] = errors_of(outputs, labels, self.error, self.grown.n)
         return rows
 
     def result(self, source: Source | None = None) -> Recorded:
@@ -99,7 +112,7 @@ class Capture:
         layers = {name.removeprefix(FEATURES): value for name, value in arrays.items() if name.startswith(FEATURES)}
         return Recorded(
             patterns=PackedPatterns(arrays["words"], sum(width for _, width in self.layers)),
-            outputs=arrays["outputs"],
+            outputs=arrays.get("outputs"),
             labels=arrays.get("labels"),
             errors=arrays.get("errors"),
             features=layers.get(self.layers[-1][0]),
@@ -127,23 +140,35 @@ def run_through(
     ):
         for batch in stream:
             if not capture.has(batch):
-                capture.add(batch, run(batch.inputs))
+                try:
+                    step = run(batch.inputs)
+                except Exception as error:
+                    error.add_note(
+                        f"{network.name} was run on a batch of {batch.n} samples, {_shapes(batch.inputs)}. Inputs come as one "
+                        "array, samples first (X[None] for one), as a dict by name, or as (X, y), of which y is the labels."
+                    )
+                    raise
+                capture.add(batch, step)
             advance(batch.n)
 
 
-def checked_outputs(outputs: npt.NDArray[Any], n: int, first: int) -> npt.NDArray[Any]:
+def _shapes(inputs: Any) -> str:
+    """What inputs look like, in words."""
+    if isinstance(inputs, Mapping):
+        return ", ".join(f"{name} {_shapes(value)}" for name, value in inputs.items())
+    if isinstance(inputs, tuple | list):
+        return ", ".join(map(_shapes, inputs))
+    return f"{getattr(inputs, 'dtype', type(inputs).__name__)} of shape {tuple(getattr(inputs, 'shape', ()))}"
+
+
+def _checked_outputs(outputs: npt.NDArray[Any], n: int, first: int) -> npt.NDArray[Any]:
     """Outputs with a row for each sample, and no NaN."""
     if outputs.ndim == 0 or len(outputs) != n:
         raise InvalidInput(
             f"The network must give one row of outputs for each sample. Got shape {outputs.shape} for {n} samples from row "
             f"{first} on; put the batch into the first dimension."
         )
-    bad = np.isnan(outputs.reshape(n, -1)).any(axis=1)
-    if bad.any():
-        raise InvalidInput(
-            f"The network's outputs must be numbers. Got NaN in row {first + int(bad.argmax())} ({bad.sum()} of the {n} rows "
-            "of its batch); look for NaN in the inputs or an overflow in the network."
-        )
+    check_no_nan(outputs, first, "The network's outputs")
     return outputs
 
 
@@ -159,8 +184,12 @@ def _listed(layers: list[tuple[str, int]]) -> str:
 
 
 def _numbered(labels: npt.NDArray[Any], classes: npt.NDArray[Any] | None, first: int) -> npt.NDArray[Any]:
-    """Labels as numbers of classes, where the network has names for them."""
+    """Labels as numbers: those of classes, where the network has names for them."""
     if classes is None:
+        if labels.dtype.kind not in "biuf":
+            raise InvalidInput(
+                f"labels must be numbers. Got {labels.dtype} ({labels.tolist()[0]!r:.40}); number the classes as in training."
+            )
         return labels
     if labels.dtype.kind in "OUS" and classes.dtype.kind in "OUS":
         labels, classes = labels.astype(str), classes.astype(str)

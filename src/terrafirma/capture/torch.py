@@ -32,7 +32,7 @@ from terrafirma.errors import InvalidInput, require
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-__all__ = ["TorchNetwork"]
+__all__ = ["TorchNetwork", "evaluating"]
 
 ONE_AT_A_TIME = threading.RLock()  # modes and hooks are torch's own, for all threads
 
@@ -46,7 +46,9 @@ class TorchNetwork:
             raise InvalidInput(
                 f"model must be a torch.nn.Module. Got {type(module).__name__}; hand in the module itself."
             )
-        self._module: nn.Module = getattr(module, "_orig_mod", module)  # what torch.compile wraps
+        module = getattr(module, "_orig_mod", module)  # what torch.compile wraps
+        copies = isinstance(module, torch.nn.DataParallel | torch.nn.parallel.DistributedDataParallel)
+        self._module: Any = module.module if copies else module  # copies would run in threads, unseen
 
     @property
     def name(self) -> str:
@@ -71,7 +73,7 @@ class TorchNetwork:
     def candidates(self, inputs: Any) -> list[Layer]:
         """Every gated layer that runs on these inputs, without bits."""
         forward = _Forward(Parts(self._module), _Wanted((), "none", features=False))
-        with ONE_AT_A_TIME, _evaluating(self._module):
+        with ONE_AT_A_TIME, evaluating(self._module):
             forward.run(self._module, inputs)
         return forward.named_calls()
 
@@ -79,23 +81,26 @@ class TorchNetwork:
     def watch(
         self, layers: Sequence[str] | None, reduce: Reduction = "none", *, features: bool = False
     ) -> Iterator[Callable[[Any], Step]]:
-        """Put the module in evaluation mode and give a function that runs a batch; see ``Network.watch``."""
+        """A function that runs a batch in evaluation mode; nothing of that stays between batches. See ``Network.watch``."""
         parts, wanted = Parts(self._module), _Wanted(None if layers is None else tuple(layers), reduce, features)
 
         inside = parts.owners(wanted.patterns) if reduce == "none" else None
 
         def run(inputs: Any) -> Step:
+            with ONE_AT_A_TIME, evaluating(self._module):
+                return look(inputs)
+
+        def look(inputs: Any) -> Step:
             if inside is not None:
                 with suppress(InvalidInput):  # whoever looks everywhere knows better what is wrong
                     return _Forward(parts, wanted, inside).run(self._module, inputs)
             return _Forward(parts, wanted).run(self._module, inputs)
 
-        with ONE_AT_A_TIME, _evaluating(self._module):
-            yield run
+        yield run
 
 
 @contextmanager
-def _evaluating(module: nn.Module) -> Iterator[None]:
+def evaluating(module: nn.Module) -> Iterator[None]:
     """Every part in evaluation mode, and back each to its own; a part's own ``train`` may do more, so it is not called."""
     modes = [(part, part.training) for part in module.modules() if hasattr(part, "training")]
     try:
@@ -127,6 +132,7 @@ class _Forward:
         self.parts, self.wanted, self.inside = parts, wanted, inside
         self.mode = _dispatch_mode(self.see)
         self.depth = 0  # of parts to look into
+        self.thread = threading.get_ident()  # hooks see the calls of all threads
         self.n = 0
         self.calls: list[Layer] = []  # as yet without numbers and bits
         self.bits: dict[int, Tensor] = {}  # by position in calls
@@ -159,7 +165,7 @@ class _Forward:
 
     def enter(self, part: nn.Module, _args: Any) -> None:
         """Note that a part starts."""
-        if part in self.parts.names:
+        if part in self.parts.names and threading.get_ident() == self.thread:
             name = self.parts.names[part]
             self.stack.append(name)
             self.ran[name] = None
@@ -170,7 +176,7 @@ class _Forward:
 
     def leave(self, part: nn.Module, _args: Any, result: Any) -> None:
         """Note that a part is done; if it is wanted and no gate, what it gave."""
-        if part not in self.parts.names:
+        if part not in self.parts.names or threading.get_ident() != self.thread:
             return
         name = self.stack.pop()
         if name in self.inside:

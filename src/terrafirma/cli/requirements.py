@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 __all__ = ["Requirement"]
 
 FIGURES: dict[str, Callable[[Evaluation], float | None]] = {
-    "accuracy": lambda found: 1 - found.mean_error,
-    "error": lambda found: found.mean_error,
+    "accuracy": lambda found: 1 - found.error,
+    "error": lambda found: found.error,
     "coverage": lambda found: found.coverage,
-    "risk": lambda found: found.mean_error_accepted,
+    "risk": lambda found: found.risk,
     "aucea": lambda found: found.aucea,
     "auroc": lambda found: found.auroc,
 }

@@ -47,8 +47,10 @@ def as_array(value: Any, name: str) -> npt.NDArray[Any]:
 REMEDY = "for a classifier use prediction != label, else scale the error by its largest value"
 
 
-def check_errors(errors: Any, n: int, name: str = "errors", remedy: str = REMEDY) -> npt.NDArray[np.float64]:
-    """``errors`` as float64 (n,), each in [0, 1]."""
+def check_errors(
+    errors: Any, n: int, name: str = "errors", remedy: str = REMEDY, first: int = 0
+) -> npt.NDArray[np.float64]:
+    """``errors`` as float64 (n,), each in [0, 1]; ``first`` is the number of the first row, for messages."""
     values = as_array(errors, name)
     if values.dtype.kind not in "bfiu" or values.ndim != 1:
         raise InvalidInput(
@@ -62,7 +64,7 @@ def check_errors(errors: Any, n: int, name: str = "errors", remedy: str = REMEDY
     if bad.any():
         row = int(np.argmax(bad))
         remedy = "leave out such rows, here and in what goes with them" if np.isnan(values[row]) else remedy
-        raise InvalidInput(f"{name} must lie in [0, 1]. Got {values[row]} in row {row}; {remedy}.")
+        raise InvalidInput(f"{name} must lie in [0, 1]. Got {values[row]} in row {first + row}; {remedy}.")
     return values
 
 

@@ -44,7 +44,7 @@ class RegionShare:
     samples: IntArray
 
     def __str__(self) -> str:
-        labels = ", ".join(f"{count} of {label}" for label, count in self.labels.items())
+        labels = ", ".join(f"{count} labelled {label}" for label, count in self.labels.items())
         ids = ", ".join(map(str, self.samples)) + (", ..." if len(self.samples) < self.n_samples else "")
         return (
             f"{self.share:6.1%} of the density from {self.n_samples} sample{'s' if self.n_samples > 1 else ''} "
@@ -60,7 +60,7 @@ class Explanation:
     ----------
     prediction : class label, or the output of a regression
     unreliability : float
-    accepted : bool, optional
+    accepted, threshold : bool and float, optional
         None while the policy is stale.
     nearest : int
         Bits to the nearest training sample.
@@ -76,6 +76,7 @@ class Explanation:
     prediction: Any
     unreliability: float
     accepted: bool | None
+    threshold: float | None
     nearest: int
     log_density: float
     log_risk: float
@@ -84,20 +85,26 @@ class Explanation:
     regions: tuple[RegionShare, ...]
 
     def __str__(self) -> str:
-        word = {None: "policy is stale", True: "accepted", False: "refused"}[self.accepted]
+        limit = "the policy is stale" if self.threshold is None else f"the threshold is {self.threshold:.4g}"
+        word = {None: "undecided", True: "accepted", False: "refused"}[self.accepted]
         shares = sum(region.share for region in self.regions)
-        head = (
-            f"prediction {self.prediction}, unreliability {self.unreliability:.4g}, {word}\n"
-            f"  log density {self.log_density:.4g}; of the bound, {self.risk_share:.2g} is risk and the rest gap\n"
-            f"  nearest training sample {self.nearest} bits away; {shares:.1%} of the density from these:"
-        )
-        return "\n".join([head, *(f"    {region}" for region in self.regions)])
+        labels = {label for region in self.regions for label in region.labels}
+        lines = [
+            f"prediction {self.prediction}, unreliability {self.unreliability:.4g}: {word} ({limit})",
+            f"  nearest training sample {self.nearest} bits away; log density {self.log_density:.4g}",
+            f"  bound: log risk {self.log_risk:.4g} and log gap {self.log_gap:.4g}, the risk being {self.risk_share:.1%} of it",
+            f"  {shares:.1%} of the density from:",
+            *(f"    {region}" for region in self.regions),
+        ]
+        if labels and self.prediction not in labels:
+            lines.append(f"  none of these is labelled {self.prediction}")
+        return "\n".join(lines)
 
 
 def explain(
     state: State,
     patterns: PackedPatterns,
-    predictions: npt.NDArray[Any],
+    predictions: npt.NDArray[Any] | None,
     classes: npt.NDArray[Any] | None,
     n: int,
 ) -> list[Explanation]:
@@ -119,9 +126,10 @@ def explain(
         ]
         out.append(
             Explanation(
-                prediction=predictions[row],
+                prediction=None if predictions is None else predictions[row].tolist(),
                 unreliability=float(terms.log_bound[row]),
                 accepted=None if accepted is None else bool(accepted[row]),
+                threshold=None if state.policy is None else state.policy.threshold,
                 nearest=int(away.min()),
                 log_density=float(terms.log_density[row]),
                 log_risk=float(terms.log_risk[row]),
@@ -156,7 +164,7 @@ def _region(
     labels: dict[Any, int] = {}
     if samples.labels is not None and samples.labels.ndim == 1 and samples.labels.dtype.kind in "biu":
         values, counts = np.unique(samples.labels[rows], return_counts=True)
-        names = values if classes is None else classes[values]
+        names = values if classes is None else classes[values.astype(np.intp)]
         labels = {names[i].item(): int(counts[i]) for i in np.argsort(-counts, kind="stable")}
     mean_error = float(table.error_sum[region] / table.counts[region])
     return RegionShare(distance, share, len(rows), mean_error, labels, samples.ids[rows[:n]])

@@ -9,8 +9,10 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+import re
 import secrets
 from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -21,17 +23,18 @@ import numpy.typing as npt
 from terrafirma import storage
 from terrafirma.capture.network import Network
 from terrafirma.capture.record import as_network
-from terrafirma.core.patterns import PackedPatterns
+from terrafirma.core.patterns import FloatArray, PackedPatterns
 from terrafirma.errors import BadFile, InvalidInput
 from terrafirma.guard.state import Samples, Selected, State
 from terrafirma.policy import ErrorProbability, Policy
 from terrafirma.recorded import ClippedError, ErrorFunction, Recorded
 from terrafirma.scores.subfunction import SubfunctionBound
 
-__all__ = ["about", "check_target", "load", "save"]
+__all__ = ["about", "check_network", "check_target", "load", "save"]
 
 KIND = "Guard"
 CARD = "guard.json"
+OWN = re.compile(r"guard\.json|arrays-[0-9a-f]{8}\.safetensors|.*-[0-9a-f]{12}\.onnx|\.terrafirma-[0-9a-f]+\.tmp")
 LIBRARIES = ("numpy", "scipy", "numba", "scikit-learn", "torch", "onnxruntime")
 Arrays = dict[str, npt.NDArray[Any]]
 
@@ -39,19 +42,23 @@ Arrays = dict[str, npt.NDArray[Any]]
 def save(path: str | os.PathLike[str], state: State, network: Network | None, error: ErrorFunction | None) -> None:
     """Write the folder; an older guard in it is replaced at once, anything else is left alone."""
     folder = check_target(path)
+    if network is not None:
+        check_network(network, state.network)
     arrays, settings = _to_arrays(state)
-    settings |= {"error": _error_settings(error), "network": _network_settings(network), "libraries": _libraries()}
+    settings |= {"error": _error_settings(error), "libraries": _libraries()}
     folder.mkdir(parents=True, exist_ok=True)
-    old = set(_own_files(folder))
+    old = {file.name for file in folder.iterdir()}
     new = f"arrays-{secrets.token_hex(4)}.safetensors"
+    copied = None
     try:
         storage.write_arrays(folder / new, KIND, arrays, settings)
         copied = _copy_network(folder, network)
         storage.write_json(folder / CARD, KIND, {"arrays": new, "network_file": copied} | settings)
     except BaseException:
-        (folder / new).unlink(missing_ok=True)
+        for name in {new, copied} - old - {None}:
+            (folder / str(name)).unlink(missing_ok=True)
         raise
-    for name in old - {new, copied}:
+    for name in old - {new, copied, CARD}:
         with contextlib.suppress(OSError):
             (folder / name).unlink()
 
@@ -61,7 +68,7 @@ def check_target(path: str | os.PathLike[str]) -> Path:
     folder = Path(path)
     if folder.exists() and not folder.is_dir():
         raise InvalidInput(f"path must be a folder. Got the file {folder}.")
-    if folder.is_dir() and any(folder.iterdir()) and not (folder / CARD).exists():
+    if folder.is_dir() and not all(OWN.fullmatch(file.name) for file in folder.iterdir()):
         raise InvalidInput(f"path must be an empty folder, or one with a guard. Got {folder}, which holds other files.")
     return folder
 
@@ -73,7 +80,13 @@ def about(path: str | os.PathLike[str]) -> dict[str, Any]:
         raise FileNotFoundError(f"{folder} does not exist. Save a guard there first.")
     if not (folder / CARD).is_file():
         raise BadFile(f"{folder} holds no guard: there is no {CARD} in it. Load the folder that Guard.save wrote.")
-    return storage.read_json(folder / CARD, KIND)
+    card = storage.read_json(folder / CARD, KIND)
+    for name in (card.get("arrays"), card.get("network_file")):  # they are opened, and replaced, in this folder alone
+        if name is not None and not (
+            isinstance(name, str) and OWN.fullmatch(name) and "/" not in name and "\\" not in name
+        ):
+            raise BadFile(f"{folder / CARD} names a file that no guard has ({name!r:.80}). Save the guard again.")
+    return card
 
 
 def load(path: str | os.PathLike[str], model: Any) -> tuple[State, Any, ErrorFunction | None]:
@@ -84,24 +97,27 @@ def load(path: str | os.PathLike[str], model: Any) -> tuple[State, Any, ErrorFun
         if {"arrays": card["arrays"], "network_file": card["network_file"]} | settings != card:
             raise BadFile(f"{folder / CARD} and {card['arrays']} do not belong together. Save the guard again.")
         state = _from_arrays(arrays, settings)
-        error = ClippedError(settings["error"]["clipped"]) if "clipped" in settings["error"] else None
+        error = _error_function(settings["error"])
     except (KeyError, TypeError, AttributeError, ValueError, IndexError, FileNotFoundError) as problem:
         if isinstance(problem, BadFile):
             raise
         raise BadFile(f"{folder} does not hold a whole guard ({problem!r:.200}). Save it again.") from problem
     if model is None and card["network_file"] is not None:
         model = folder / card["network_file"]
-    if model is not None and settings["network"] is not None:
-        _check_network(folder, as_network(model), settings["network"])
+    if model is not None:
+        check_network(as_network(model), state.network)
     return state, model, error
 
 
-def _check_network(folder: Path, network: Network, known: Mapping[str, Any]) -> None:
-    fingerprint = network.fingerprint()
-    if fingerprint != known["fingerprint"]:
+def check_network(network: Network, known: tuple[str, str] | None) -> None:
+    """Raise unless this is the network of the fit, with the weights that it had then."""
+    if known is None:
+        return
+    (name, mark), now = known, network.fingerprint()
+    if now != mark:
         raise InvalidInput(
-            f"model must be the network that the guard in {folder} was fitted with: {known['name']}, fingerprint "
-            f"{known['fingerprint'][:12]}. Got {network.name}, fingerprint {fingerprint[:12]}; fit a guard for this one."
+            f"The network must be the one that the guard was fitted with: {name}, fingerprint {mark[:12]}. Got {network.name}, "
+            f"fingerprint {now[:12]}: another, or the same with other weights; fit a guard for this one."
         )
 
 
@@ -116,10 +132,13 @@ def _to_arrays(state: State) -> tuple[Arrays, dict[str, Any]]:
         raise InvalidInput("The guard must keep calibration patterns and errors. Got none; fit it again.")
     _put(arrays, "calibration", {"words": calibration.patterns.words, "errors": calibration.errors})
     settings: dict[str, Any] = {
-        "layers": dict(zip(state.layer_names, state.widths, strict=False)),
+        "decides": "stale" if state.policy is None else str(state.policy),
+        "network": None if state.network is None else dict(zip(("name", "fingerprint"), state.network, strict=True)),
+        "classes": None if state.classes is None else state.classes.tolist(),
+        "layers": list(state.layer_names),
+        "widths": list(state.widths),
         "reduce": state.reduce,
         "sign": "a unit is active where its pre-activation is > 0",
-        "classifies": state.classifies,
         "risk": float(state.risk),
         "confidence": float(state.confidence),
         "n_samples": len(state.samples.ids),
@@ -127,7 +146,6 @@ def _to_arrays(state: State) -> tuple[Arrays, dict[str, Any]]:
         "data_fingerprints": dict(state.fingerprints),
         "history": list(state.history),
         "score": score_settings,
-        "decides": "stale" if state.policy is None else str(state.policy),
         "selected": None if state.selected is None else vars(state.selected),
     }
     for name, part in (("policy", state.policy), ("error_probability", state.error_probability)):
@@ -145,9 +163,12 @@ def _from_arrays(arrays: Arrays, settings: dict[str, Any]) -> State:
     return State(
         score=score,
         layer_names=tuple(settings["layers"]),
-        widths=tuple(settings["layers"].values()),
+        widths=tuple(settings["widths"]),
         reduce=settings["reduce"],
-        classifies=settings["classifies"],
+        network=None
+        if settings["network"] is None
+        else (settings["network"]["name"], settings["network"]["fingerprint"]),
+        classes=None if settings["classes"] is None else np.array(settings["classes"]),
         samples=Samples(samples["ids"], samples["errors"], samples.get("labels"), settings["samples_seen"]),
         calibration=Recorded(
             patterns=PackedPatterns(calibration["words"], score.n_units_), errors=calibration["errors"]
@@ -174,28 +195,34 @@ def _under(arrays: Arrays, prefix: str) -> Arrays:
     return {name.partition("/")[2]: value for name, value in arrays.items() if name.partition("/")[0] == prefix}
 
 
-def _own_files(folder: Path) -> list[str]:
-    """Files that an earlier save wrote."""
-    if not (folder / CARD).exists():
-        return []
-    with contextlib.suppress(BadFile):
-        card = storage.read_json(folder / CARD, KIND)
-        return [name for name in (card.get("arrays"), card.get("network_file")) if name]
-    return []
-
-
 def _error_settings(error: ErrorFunction | None) -> dict[str, Any]:
     if error is None:
         return {}
-    return (
-        {"clipped": float(error.scale)}
-        if isinstance(error, ClippedError)
-        else {"function": getattr(error, "__name__", "?")}
-    )
+    if isinstance(error, ClippedError):
+        return {"clipped": float(error.scale)}
+    return {
+        "function": error.name if isinstance(error, LostError) else getattr(error, "__name__", type(error).__name__)
+    }
 
 
-def _network_settings(network: Network | None) -> dict[str, Any] | None:
-    return None if network is None else {"name": network.name, "fingerprint": network.fingerprint()}
+def _error_function(settings: Mapping[str, Any]) -> ErrorFunction | None:
+    if "clipped" in settings:
+        return ClippedError(settings["clipped"])
+    return LostError(settings["function"]) if "function" in settings else None
+
+
+@dataclass(frozen=True)
+class LostError:
+    """Stands for an error function that a guard was fitted with and no file holds."""
+
+    name: str
+
+    def __call__(self, _outputs: npt.NDArray[Any], _labels: npt.NDArray[Any], /) -> FloatArray:
+        """Say that it has to be given again."""
+        raise InvalidInput(
+            f"The guard was fitted with an error function of the user's own ({self.name}), which no file holds. "
+            "Load it with Guard.load(path, model, error=...)."
+        )
 
 
 def _copy_network(folder: Path, network: Network | None) -> str | None:

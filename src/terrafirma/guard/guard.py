@@ -8,22 +8,24 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from terrafirma.capture.batches import Batches, batches, inputs_only
+import numpy as np
+
+from terrafirma.capture.batches import DataHash, batches
 from terrafirma.capture.network import Network, Reduction
-from terrafirma.capture.record import BATCH_SIZE, as_network, checked_layers, record
+from terrafirma.capture.record import BATCH_SIZE, as_network, checked_layers
 from terrafirma.capture.stream import Capture, run_through
 from terrafirma.core._checks import check_count, check_share
 from terrafirma.core.patterns import FloatArray
 from terrafirma.errors import InvalidInput, NotFitted
 from terrafirma.guard import files
 from terrafirma.guard.explain import Explanation, explain
-from terrafirma.guard.learning import kept_for_calibration, learn, with_more, without
+from terrafirma.guard.learning import check_fits, learn, recalibrated, with_more, without
 from terrafirma.guard.state import Score, State, needs_features, unreliability_of
 from terrafirma.guard.summary import summary
 from terrafirma.guard.verdict import Evaluation, Verdict, evaluate
 from terrafirma.policy import Policy
 from terrafirma.policy.threshold import CONFIDENCE, RISK
-from terrafirma.recorded import ErrorFunction, Recorded
+from terrafirma.recorded import ErrorFunction, Recorded, Source, errors_of, is_classification
 from terrafirma.scores.subfunction import SubfunctionBound
 
 __all__ = ["Guard"]
@@ -64,10 +66,10 @@ class Guard:
         batch_size: int = BATCH_SIZE,
     ) -> None:
         self.model = model
-        self.score = score
+        self.score = _checked_score(score)
         self.layers = checked_layers(layers, reduce)
         self.reduce = reduce
-        self.error = error
+        self.error = _checked_error(error)
         self.batch_size = check_count("batch_size", batch_size, least=1)
         self._network: Network | None = None if model is None else as_network(model)
         self._state: State | None = None
@@ -99,12 +101,21 @@ class Guard:
         check_share("confidence", confidence, CONFIDENCE)
         started = time.monotonic()
         trained = self._recorded(train, "train", self.layers)
+        if isinstance(train, Recorded) and train.source is not None and self._network is not None:
+            files.check_network(self._network, (train.source.model, train.source.model_fingerprint))
         layers = trained.layer_names or self.layers
         validated = self._recorded(validation, "validation", layers)
         calibrated = None if calibration is None else self._recorded(calibration, "calibration", layers)
         recorded = time.monotonic()
         self._state = learn(
-            self.score, trained, validated, calibrated, risk=risk, confidence=confidence, reduce=self.reduce
+            self.score,
+            trained,
+            validated,
+            calibrated,
+            risk=risk,
+            confidence=confidence,
+            reduce=self.reduce if trained.source is None else trained.source.reduce,
+            classes=None if self._network is None else self._network.classes,
         )
         if verbose:
             print(self.summary())
@@ -114,12 +125,13 @@ class Guard:
     def predict(self, x: Any) -> Verdict:
         """Predictions with their unreliability, and whether to accept them.
 
-        ``x``: inputs as one array or tensor (or a dict or tuple of them, for several inputs), a loader, or a ``Recorded``. For
-        tensors the verdict holds tensors on their device.
+        ``x``: inputs in any form that ``fit`` takes; labels are not looked at. For tensors the verdict holds tensors on their
+        device.
         """
         state = self._fitted("predict")
         policy, probability = state.live
         recorded = self._recorded_inputs(x)
+        check_fits("x", recorded, state)
         unreliability = unreliability_of(state.score, recorded)
         verdict = Verdict(
             prediction=self._predictions(recorded),
@@ -139,6 +151,7 @@ class Guard:
         state = self._fitted("evaluate")
         policy, _ = state.live
         recorded = self._recorded(test, "test", self._layers())
+        check_fits("test", recorded, state)
         unreliability = unreliability_of(state.score, recorded)
         errors = recorded.need("errors", by="evaluate")
         return evaluate(unreliability, errors, policy.accept(unreliability), state.risk, state.confidence)
@@ -173,19 +186,23 @@ class Guard:
         state = self._fitted("recalibrate")
         if calibration is not None:
             recorded = self._recorded(calibration, "calibration", self._layers())
-            state = replace(state, calibration=kept_for_calibration(state.score, recorded))
+            state = recalibrated(state, recorded)
         self._state = state.calibrated(risk, confidence)
         return self
 
     def wrap(self, model: Any = None) -> Any:
         """A torch module whose forward gives output, unreliability and accepted, for serving.
 
-        ``model``: the network to run, by default the guard's own; another must have the same weights.
+        ``model``: the network to run, by default the guard's own; another must have the same weights. The module follows the
+        guard, should that learn, forget or be calibrated again.
         """
         from terrafirma.guard.serve import guarded_module
 
         _ = self.policy  # rather now than at the first batch
-        return guarded_module(self, self.model if model is None else model)
+        module = guarded_module(self, self.model if model is None else model)
+        if model is not None:
+            files.check_network(as_network(model), self._fitted("wrap").network)
+        return module
 
     def watching(self, model: Any) -> Guard:
         """A guard of the same state over another copy of the network."""
@@ -211,7 +228,9 @@ class Guard:
     def load(cls, path: str | os.PathLike[str], model: Any = None, error: ErrorFunction | None = None) -> Guard:
         """Read what ``save`` wrote; ``model`` must be the network it was fitted with."""
         state, model, known_error = files.load(path, model)
-        guard = cls(model, layers=state.layer_names or None, reduce=state.reduce, error=error or known_error)
+        fixed = state.bound if state.selected is None else None
+        score = None if fixed is None else SubfunctionBound(fixed.rho, fixed.delta, fixed.weighting)
+        guard = cls(model, score, state.layer_names or None, state.reduce, error or known_error)
         guard._state = state
         return guard
 
@@ -244,7 +263,10 @@ class Guard:
         return self._state
 
     def _name(self) -> str:
-        return "recorded arrays" if self._network is None else self._network.name
+        known = None if self._state is None else self._state.network
+        if self._network is not None:
+            return self._network.name
+        return "recorded arrays" if known is None else known[0]
 
     def _with(self, state: State, recalibrate: bool) -> Guard:
         self._state = state.calibrated() if recalibrate else state
@@ -252,7 +274,9 @@ class Guard:
 
     def _running(self) -> Network:
         if self._network is None:
-            raise InvalidInput("The guard has no network to run. Give it a Recorded, or make it with Guard(model).")
+            raise InvalidInput(
+                "The guard has no network to run. Give it a Recorded, or make it with Guard(model), or Guard.load(path, model)."
+            )
         return self._network
 
     def _layers(self) -> Sequence[str] | None:
@@ -260,43 +284,92 @@ class Guard:
         return self._fitted("predict").layer_names or self.layers
 
     def _recorded(self, data: Any, name: str, layers: Sequence[str] | None) -> Recorded:
-        """Labelled data, recorded."""
-        recorded: Recorded = data
-        if not isinstance(data, Recorded):
-            recorded = record(
-                self._running(),
-                data,
-                layers,
-                self.reduce,
-                error=self.error,
-                features=needs_features(self.score),
-                batch_size=self.batch_size,
-            )
+        """Labelled data, recorded, with an error for each sample."""
+        recorded = self._captured(data, layers, labelled=True)
+        if (
+            recorded.errors is None
+            and self.error is not None
+            and recorded.outputs is not None
+            and recorded.labels is not None
+        ):
+            recorded = replace(recorded, errors=errors_of(recorded.outputs, recorded.labels, self.error))
         if recorded.errors is None:
-            labels = recorded.labels
-            given = "no labels" if labels is None else f"labels {labels.dtype} of shape {labels.shape}"
-            outputs = "none" if recorded.outputs is None else f"of shape {recorded.outputs.shape}"
-            raise InvalidInput(
-                f"{name} must have an error for each sample. Got {given} and outputs {outputs}; for a classifier give integer "
-                "labels beside outputs (n, classes), for anything else error=, for example ClippedError(scale=...)."
-            )
+            raise InvalidInput(f"{name} must have an error for each sample. {_why_no_errors(recorded)}")
         return recorded
 
     def _recorded_inputs(self, x: Any) -> Recorded:
-        """Unlabelled inputs, run through the network."""
-        if isinstance(x, Recorded):
-            return x
-        network = self._running()
-        stream: Batches = inputs_only(x, self.batch_size) or batches(x, self.batch_size)
-        capture = Capture(network, expected=stream.n_samples)
-        run_through(capture, stream, self._layers(), self.reduce, features=needs_features(self.score), progress=False)
-        return capture.result()
+        """Inputs, run through the network."""
+        return self._captured(x, self._layers(), labelled=False)
+
+    def _captured(self, data: Any, layers: Sequence[str] | None, *, labelled: bool) -> Recorded:
+        if isinstance(data, Recorded):
+            return data
+        network, stream = self._running(), batches(data, self.batch_size)
+        bound = self.score is None or isinstance(self.score, SubfunctionBound)
+        seen = DataHash() if labelled else None
+        capture = Capture(
+            network,
+            self.error if labelled else None,
+            stream.n_samples,
+            seen=seen,
+            keep_outputs=not (labelled and bound),
+        )
+        features, shown = needs_features(self.score), None if labelled else False
+        run_through(capture, stream, layers, self.reduce, features=features, progress=shown)
+        if seen is None:
+            return capture.result()
+        return capture.result(Source(network.name, network.fingerprint(), seen.hexdigest(), self.reduce))
 
     def _classes(self) -> Any:
-        return None if self._network is None else self._network.classes
+        return self._fitted("predict").classes if self._network is None else self._network.classes
 
     def _predictions(self, recorded: Recorded) -> Any:
-        if not self._fitted("predict").classifies:
-            return recorded.outputs
-        numbers, classes = recorded.predictions, self._classes()
-        return numbers if classes is None else classes[numbers]
+        """Classes, where the labels of the training data are such; else outputs, (n,) where they are one number each."""
+        outputs, classes, labels = recorded.outputs, self._classes(), self._fitted("predict").samples.labels
+        if outputs is None:
+            return None
+        if classes is not None:
+            return classes[recorded.predictions]
+        if labels is not None and is_classification(outputs, labels):
+            return recorded.predictions
+        return outputs.reshape(len(outputs)).copy() if outputs.size == len(outputs) else outputs.copy()
+
+
+def _checked_score(score: Any) -> SubfunctionBound | Score | None:
+    """A score that can be fitted and asked."""
+    fit_to_use = hasattr(score, "fit") and hasattr(score, "unreliability") and not isinstance(score, type)
+    if score is not None and not fit_to_use:
+        raise InvalidInput(
+            f"score must have fit and unreliability, as SubfunctionBound(rho=16.0) has. Got {score!r:.80}; "
+            "leave it out to select one."
+        )
+    fitting: SubfunctionBound | Score | None = score
+    return fitting
+
+
+def _checked_error(error: Any) -> ErrorFunction | None:
+    if error is not None and (not callable(error) or isinstance(error, type)):
+        raise InvalidInput(
+            f"error must be a function of (outputs, labels), or ClippedError(scale=...). Got {error!r:.80}."
+        )
+    function: ErrorFunction | None = error
+    return function
+
+
+def _why_no_errors(recorded: Recorded) -> str:
+    """What is missing, and the next step for what was given instead."""
+    labels, outputs = recorded.labels, recorded.outputs
+    if labels is None:
+        return "Got no labels; give pairs, as in fit((X, y), (X_val, y_val))."
+    given = f"Got labels {labels.dtype} of shape {labels.shape}"
+    if outputs is not None:
+        given += f" beside outputs of shape {outputs.shape}"
+    if labels.ndim == 2 and labels.shape[1] == 1:
+        return f"{given}; use y.ravel()."
+    if labels.ndim == 2 and outputs is not None and labels.shape == outputs.shape and np.isin(labels, (0, 1)).all():
+        return f"{given}; where these are classes, use y.argmax(axis=1)."
+    if outputs is not None and outputs.size == len(outputs) and np.isin(labels, (0, 1)).all():
+        return f"{given}; for one logit, error=lambda output, y: (output > 0) != y."
+    if labels.dtype.kind == "f" and labels.ndim == 1 and (labels == np.round(labels)).all():
+        return f"{given}; where these are classes, use y.astype(int), else error=, such as ClippedError(scale=...)."
+    return f"{given}; for anything but classes give error=, such as ClippedError(scale=...)."

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from terrafirma.core._checks import as_array
+from terrafirma.core.patterns import PackedPatterns
 from terrafirma.core.regions import RegionTable
 from terrafirma.errors import InvalidInput
 from terrafirma.guard.state import Samples, Score, Selected, State
@@ -14,7 +17,7 @@ from terrafirma.recorded import Recorded
 from terrafirma.scores.subfunction import SubfunctionBound
 from terrafirma.selection import select_for
 
-__all__ = ["kept_for_calibration", "learn", "with_more", "without"]
+__all__ = ["check_fits", "kept_for_calibration", "learn", "recalibrated", "with_more", "without"]
 
 BOUND = "The subfunction bound"
 
@@ -24,37 +27,80 @@ def learn(
     train: Recorded,
     validation: Recorded,
     calibration: Recorded | None,
-    **promise: Any,
+    **more: Any,
 ) -> State:
-    """The state of a first fit; ``promise`` holds risk, confidence and what else a ``State`` has to know."""
-    fitted, selected, rest = _fitted(score, train, validation, share=calibration is None)
-    named = {"train": train, "validation": validation, "calibration": calibration}
+    """The state of a first fit; ``more`` holds risk, confidence and what else a ``State`` has to know."""
+    given = {"train": train, "validation": validation, "calibration": calibration}
+    data = {name: recorded for name, recorded in given.items() if recorded is not None}
+    fingerprints: dict[str, str] = {}
+    for name, recorded in data.items():
+        check_fits(name, recorded, train)
+        _check_new(name, recorded, fingerprints)
+    fitted, selected, rest = _fitted(score, train, validation, halve=calibration is None)
     return State(
         score=fitted,
         selected=selected,
         layer_names=train.layer_names,
         widths=train.widths,
-        classifies=train.is_classification,
+        network=_network(train),
         samples=Samples.first(train),
         calibration=kept_for_calibration(fitted, rest if calibration is None else calibration),
-        fingerprints={name: data.source.data_fingerprint for name, data in named.items() if data and data.source},
+        fingerprints=fingerprints,
         history=(f"fit on {len(train)} samples",),
-        **promise,
+        **more,
     ).calibrated()
+
+
+def check_fits(name: str, recorded: Recorded, train: Recorded | State) -> None:
+    """Raise where a recording is of another network, or of other layers, than the training data's."""
+    if recorded.layer_names and train.layer_names and recorded.layer_names != train.layer_names:
+        difference = f"layers {', '.join(recorded.layer_names)} instead of {', '.join(train.layer_names)}"
+    elif recorded.source and (known := _network(train)) and recorded.source.model_fingerprint != known[1]:
+        mark = recorded.source.model_fingerprint
+        difference = f"network {recorded.source.model} {mark[:12]} instead of {known[0]} {known[1][:12]}"
+    elif recorded.widths and train.widths and sum(recorded.widths) != sum(train.widths):
+        difference = f"{sum(recorded.widths)} units instead of {sum(train.widths)}"
+    else:
+        return
+    raise InvalidInput(f"{name} must be recorded as the training data was. Got {difference}; record both alike.")
+
+
+def _network(train: Recorded | State) -> tuple[str, str] | None:
+    """Name and fingerprint of the network that was recorded."""
+    if isinstance(train, State):
+        return train.network
+    return None if train.source is None else (train.source.model, train.source.model_fingerprint)
+
+
+def _check_new(name: str, recorded: Recorded, fingerprints: dict[str, str]) -> None:
+    """Raise where these samples were used for something else; note them."""
+    if recorded.source is None:
+        return
+    mark = recorded.source.data_fingerprint
+    for other, fingerprint in fingerprints.items():
+        if fingerprint == mark:
+            raise InvalidInput(
+                f"{name} must be other samples than {other}: what was used once says nothing new. Got the same; hold some out."
+            )
+    fingerprints[name] = mark
 
 
 def with_more(state: State, more: Recorded) -> State:
     """The state with more training data, its table that of a fit on all; the policy is stale."""
+    check_fits("data", more, state)
+    fingerprints = dict(state.fingerprints)
+    _check_new(f"addition {len(state.history)}", more, fingerprints)
     samples = state.samples.and_(more)
     merged = state.table.merge(_table(more))
     # errors are summed anew, sample by sample: the sum of two sums may round otherwise
     table = merged.of_samples(np.arange(len(samples.ids)), samples.errors)
-    return state.with_table(table, samples, f"added {len(more)} samples")
+    return replace(state.with_table(table, samples, f"added {len(more)} samples"), fingerprints=fingerprints)
 
 
 def without(state: State, rows: Any) -> State:
     """The state without some training samples, its table that of a fit on the others; the policy is stale."""
     table, ids = state.table, as_array(rows, "rows")
+    ids = ids if ids.size else ids.astype(np.int64)
     if ids.dtype.kind not in "iu":
         raise InvalidInput(f"rows must be numbers of training samples. Got {ids.dtype}; use np.flatnonzero of a mask.")
     kept = state.samples.rows_without(np.unique(ids))
@@ -67,22 +113,34 @@ def kept_for_calibration(score: SubfunctionBound | Score, calibration: Recorded)
     """What a later calibration needs of a recording."""
     if isinstance(score, SubfunctionBound):
         patterns, errors = calibration.need("patterns", "errors", by=BOUND)
-        return Recorded(patterns=patterns, errors=errors)
+        return Recorded(patterns=PackedPatterns(patterns.words.copy(), patterns.n_units), errors=errors.copy())
     return calibration
 
 
+def recalibrated(state: State, calibration: Recorded) -> State:
+    """The state with other calibration data; its policy is that of before."""
+    check_fits("calibration", calibration, state)
+    fingerprints = {name: mark for name, mark in state.fingerprints.items() if name != "calibration"}
+    _check_new("calibration", calibration, fingerprints)
+    kept = kept_for_calibration(state.score, calibration)
+    event = f"calibrated on {len(calibration)} other samples"
+    return replace(state, calibration=kept, fingerprints=fingerprints, history=(*state.history, event))
+
+
 def _fitted(
-    score: SubfunctionBound | Score | None, train: Recorded, validation: Recorded, *, share: bool
+    score: SubfunctionBound | Score | None, train: Recorded, validation: Recorded, *, halve: bool
 ) -> tuple[SubfunctionBound | Score, Selected | None, Recorded]:
     """The fitted score, how it was selected, and the part of the validation set that this did not see."""
     if isinstance(score, SubfunctionBound):
         return SubfunctionBound(score.rho, score.delta, score.weighting).fit_table(_table(train)), None, validation
-    choosing, rest = _halves(validation) if share else (validation, validation)
+    choosing, rest = _halves(validation) if halve else (validation, validation)
     if score is not None:
+        score = copy.deepcopy(score)  # the user's own stays as it is, should anything fail
         return score.fit(train, choosing) or score, None, rest
     patterns, errors = choosing.need("patterns", "errors", by=BOUND)
     found = select_for(_table(train), patterns, errors)
-    return found.best, Selected(found.metric, found.chance or 0.0, len(choosing), float(errors.mean())), rest
+    selected = Selected(found.metric, found.chance or 0.0, len(choosing), float(errors.mean()), halved=halve)
+    return found.best, selected, rest
 
 
 def _table(train: Recorded) -> RegionTable:

@@ -34,7 +34,6 @@ def guarded_module(guard: Guard, model: Any) -> torch.nn.Module:
         raise InvalidInput(
             f"model must be a torch.nn.Module to be wrapped. Got {type(model).__name__}; use guard.predict."
         )
-    watched = guard.watching(model)
 
     class GuardedModule(torch.nn.Module):  # type: ignore[misc, name-defined]
         """The network, and the guard that watches it."""
@@ -47,8 +46,13 @@ def guarded_module(guard: Guard, model: Any) -> torch.nn.Module:
             """Output, unreliability and whether to accept, of each sample."""
             if named and inputs:
                 raise InvalidInput("Inputs must come all by position or all by name. Got both.")
-            x = named or (inputs[0] if len(inputs) == 1 else inputs)
-            verdict = watched.predict(x)
+            if torch.jit.is_tracing() or torch.compiler.is_compiling():
+                raise InvalidInput(
+                    "A guarded module cannot be traced, compiled or exported: its scores are computed outside torch. "
+                    "Use guard.export(path, example), which writes one ONNX graph of network and guard."
+                )
+            x = named or (inputs[0] if len(inputs) == 1 else (inputs, None))
+            verdict = guard.watching(self.network).predict(x)
             return Guarded(verdict.output, verdict.unreliability, verdict.accepted)
 
     return GuardedModule()
@@ -59,11 +63,12 @@ def export(
 ) -> None:
     """Write the guarded network as one ONNX graph; a torch network is exported first."""
     from terrafirma.capture.onnx import OnnxNetwork
+    from terrafirma.capture.torch import TorchNetwork
     from terrafirma.guard.onnx_export import guarded_model, save_model
 
     if isinstance(network, OnnxNetwork):
         proto, gates = network.proto(), list(state.layer_names)
-    elif network.classes is None:
+    elif isinstance(network, TorchNetwork):
         proto, gates = _from_torch(model, network, state, example)
     else:
         raise InvalidInput(f"Only torch and ONNX networks can be exported. Got {network.name}; use guard.predict.")

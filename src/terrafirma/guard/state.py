@@ -21,7 +21,10 @@ __all__ = ["Samples", "Score", "Selected", "State", "needs_features", "unreliabi
 
 
 class Score(Protocol):
-    """Any unreliability score over recordings: higher = less reliable."""
+    """Any unreliability score over recordings: higher = less reliable.
+
+    One that works on features says so by an attribute: ``needs = {"features"}``.
+    """
 
     def fit(self, train: Recorded, validation: Recorded, /) -> Any:
         """Learn from what the network did on training data; choose hyperparameters on validation data."""
@@ -55,12 +58,17 @@ class Samples:
     @classmethod
     def first(cls, recorded: Recorded) -> Samples:
         """The samples of a first fit."""
-        return cls(np.arange(len(recorded)), np.asarray(recorded.errors), recorded.labels, len(recorded))
+        errors, labels = np.array(recorded.need("errors", by="fit")), recorded.labels
+        return cls(np.arange(len(recorded)), errors, None if labels is None else labels.copy(), len(recorded))
 
     def and_(self, recorded: Recorded) -> Samples:
         """These and the samples of another recording."""
         labels = None
         if self.labels is not None and recorded.labels is not None:
+            if self.labels.shape[1:] != recorded.labels.shape[1:]:
+                raise InvalidInput(
+                    f"labels must have the shape of those before. Got {recorded.labels.shape}, and {self.labels.shape} before."
+                )
             labels = np.concatenate([self.labels, recorded.labels])
         return Samples(
             np.concatenate([self.ids, self.seen + np.arange(len(recorded))]),
@@ -89,21 +97,29 @@ class Samples:
 
 @dataclass(frozen=True)
 class Selected:
-    """How the hyperparameters were found: the metric of the best, of a random order, and on how many samples."""
+    """How the hyperparameters were found: the metric of the best, of a random order, and on how many samples.
+
+    ``halved``: these are one half of the validation set, whose other half calibrates.
+    """
 
     metric: float
     chance: float
     n_samples: int
     mean_error: float
+    halved: bool
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class State:
     """Everything that ``Guard.fit`` learned.
 
     Attributes
     ----------
     score : SubfunctionBound or another fitted score
+    network : (name, fingerprint), optional
+        Of the network that was recorded.
+    classes : array, optional
+        Class labels by output column, where the network knows them.
     samples : Samples
     calibration : Recorded
         Kept, so that the policy can be found again when training data comes or goes.
@@ -120,7 +136,8 @@ class State:
     layer_names: tuple[str, ...]
     widths: tuple[int, ...]
     reduce: Reduction
-    classifies: bool
+    network: tuple[str, str] | None
+    classes: npt.NDArray[Any] | None
     samples: Samples
     calibration: Recorded
     risk: float

@@ -19,9 +19,22 @@ def summary(state: State, name: str) -> str:
         f"  trained on   {len(samples.ids)} samples{regions}, mean error {samples.errors.mean():.4g}",
         f"  score        {_score(state)}",
         f"  policy       {'stale: call recalibrate()' if state.policy is None else state.policy}",
-        f"               calibrated on {len(calibration)} samples, mean error {calibration.mean():.4g}",
+        f"               calibrated on {len(calibration)} samples{_half(state)}, mean error {calibration.mean():.4g}",
+        *_warnings(state),
     ]
     return "\n".join(lines)
+
+
+def _half(state: State) -> str:
+    return " (the other half of validation)" if state.selected is not None and state.selected.halved else ""
+
+
+def _warnings(state: State) -> list[str]:
+    """What a user must not overlook."""
+    found = state.selected
+    if found is not None and found.mean_error > 0 and found.metric <= found.chance:
+        return ["  warning      this ranks errors no better than a random order does: record other layers (layers=...)"]
+    return []
 
 
 def _score(state: State) -> str:
@@ -34,5 +47,6 @@ def _score(state: State) -> str:
         return kind
     if found.mean_error == 0:
         return f"{kind}: the first of the grid, for none of the {found.n_samples} samples to select on is wrong"
+    half = " (half of validation)" if found.halved else ""
     chance = f"a random order: {found.chance:.4f}"
-    return f"{kind}: best of the grid on {found.n_samples} samples, AUCEA {found.metric:.4f} ({chance})"
+    return f"{kind}: best of the grid on {found.n_samples} samples{half}, AUCEA {found.metric:.4f} ({chance})"

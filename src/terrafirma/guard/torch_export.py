@@ -13,7 +13,7 @@ import numpy as np
 from terrafirma.capture._tensors import bind
 from terrafirma.capture.network import Reduction
 from terrafirma.capture.onnx import OnnxNetwork
-from terrafirma.capture.torch import TorchNetwork
+from terrafirma.capture.torch import evaluating
 from terrafirma.core.patterns import BoolArray
 from terrafirma.errors import InvalidInput, require
 
@@ -45,7 +45,7 @@ def exported(module: nn.Module, example_input: Any) -> ModelProto:
     any_size = {0: torch.export.Dim.DYNAMIC}
     shapes = dict.fromkeys(kwargs, any_size) or (any_size,) * len(args)
     try:
-        with TorchNetwork(module).watch(None), _quietly(), torch.no_grad():
+        with evaluating(module), _quietly(), torch.no_grad():
             program = torch.onnx.export(module, args, kwargs=kwargs, dynamo=True, dynamic_shapes=shapes, verbose=False)
     except Exception as error:  # an exporter raises whatever the code that it traces raises
         raise InvalidInput(
