@@ -522,3 +522,33 @@ def test_watching_again_makes_no_new_session_and_leaves_the_model_as_it_was(rng,
     step(network, x, ["r1"], features=True)
     assert len(made) == 2
     assert network.file_bytes() == before
+
+
+def test_what_is_gated_without_samples_is_no_layer(rng):
+    """A clamped weight, and a size that is clamped: neither has a row for each sample."""
+    weights = {"w": rng.normal(size=(4, 4)).astype(np.float32), "zero": np.int64(0), "v": np.ones((4, 4), np.float32)}
+    nodes = [
+        ("Relu", "w", "wrelu"),
+        ("MatMul", "x wrelu", "h"),
+        ("Relu", "h", "r"),
+        ("Shape", "r", "s"),
+        ("Clip", "s zero", "size"),
+        ("Cast", "size", "floats", {"to": 1}),
+        ("ReduceSum", "floats", "sum", {"keepdims": 0}),
+        ("MatMul", "r v", "t"),
+        ("Mul", "t sum", "y"),
+    ]
+    network = OnnxNetwork(model(nodes, {"x": (TensorProto.FLOAT, ["n", 4])}, None, weights))
+    assert [layer.name for layer in network.candidates(rng.normal(size=(5, 4)).astype(np.float32))] == ["r"]
+
+
+def test_samples_that_come_second_are_noticed_whatever_their_number(rng):
+    nodes = [
+        ("Transpose", "x", "t", {"perm": [1, 0, 2]}),
+        ("Relu", "t", "r"),
+        ("Transpose", "r", "y", {"perm": [1, 0, 2]}),
+    ]
+    network = OnnxNetwork(model(nodes, {"x": (TensorProto.FLOAT, ["n", 6, 3])}))
+    for n in (4, 6):
+        with pytest.raises(InvalidInput, match=r"r must have one row for each"), network.watch(None) as run:
+            run(rng.normal(size=(n, 6, 3)).astype(np.float32))

@@ -779,6 +779,19 @@ def test_data_parallel_is_seen_through():
     assert outside.name == inside.name
 
 
+def test_samples_that_come_second_are_noticed():
+    encoder = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0)  # time first
+    message = (
+        "Samples must not depend on each other. Got layer 'relu', where the first sample of a batch has another pattern "
+        "when it runs alone; let samples come first (batch_first=True)."
+    )
+    for n in (4, 6):
+        with pytest.raises(InvalidInput, match=re.escape(message)):
+            watch(encoder, draw(n, 6, 8))
+    first = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+    assert watch(first, draw(6, 6, 8)).layers[0].bits.shape == (6, 6 * 16)
+
+
 def test_an_interrupt_leaves_nothing_behind():
     def forward(self, x):
         raise KeyboardInterrupt

@@ -1,4 +1,6 @@
+import copy
 import re
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, replace
 
@@ -156,6 +158,36 @@ class TestFitAndPredict:
             together = list(pool.map(guard.predict, parts * 4))
         assert all(same_verdicts(a, b) for a, b in zip(alone * 4, together, strict=True))
         assert net.training
+
+    def test_labels_are_not_looked_at(self, guard, digits):
+        X, y = digits[2]
+        plain = guard.predict(X)
+        for data in ((X, y), (X, y[::-1])):
+            assert same_verdicts(guard.predict(data), plain)
+
+    def test_layers_of_the_fit_are_recorded_whatever_is_asked_for_later(self, mlp, digits):
+        train, validation, (X, _) = digits
+        guard = Guard(mlp, SubfunctionBound(2.0), layers="hidden_1").fit(train, validation, verbose=False)
+        before = guard.predict(X).unreliability
+        guard.layers = ["hidden_2"]
+        assert np.array_equal(guard.predict(X).unreliability, before)
+
+    def test_a_score_that_ranks_at_random_is_said(self, mlp, digits):
+        (X, y), (X_val, y_val), _ = digits
+        constant = Recorded(patterns=np.ones((700, 4), bool), errors=(mlp.predict(X) != y).astype(float))
+        validation = Recorded(patterns=np.ones((700, 4), bool), errors=(mlp.predict(X_val) != y_val).astype(float))
+        text = Guard(None).fit(constant, validation, verbose=False).summary()
+        assert "warning      this ranks errors no better than a random order does: record other layers" in text
+
+    def test_errors_of_recordings_are_found_by_the_guards_function(self, mlp, digits):
+        train, validation, _ = (record(mlp, data) for data in digits)
+        bare = [
+            replace(r, errors=None, outputs=r.outputs[:, :1], labels=r.labels.astype(float))
+            for r in (train, validation)
+        ]
+        guard = Guard(None, SubfunctionBound(2.0), error=ClippedError(50.0)).fit(*bare, risk=0.9, verbose=False)
+        expected = np.minimum(np.abs(train.outputs[:, 0] - train.labels) / 50, 1)
+        assert np.allclose(guard.state.samples.errors, expected)
 
     def test_batches_and_loaders_give_the_same_verdict(self, guard, digits):
         X, y = digits[2]
@@ -440,6 +472,38 @@ class TestWrap:
         _, module = wrapped
         assert isinstance(module, nn.Module)
         assert {p.data_ptr() for p in module.parameters()} == {p.data_ptr() for p in net.parameters()}
+
+    def test_it_follows_its_own_weights_and_the_guard(self, wrapped, digits):
+        guard, module = wrapped
+        x = torch.tensor(digits[2][0])
+        twin = copy.deepcopy(module)
+        with torch.no_grad():
+            for weights in twin.parameters():
+                weights.zero_()
+        assert not twin(x).output.any()
+        before = module(x).unreliability
+        guard.forget(np.arange(600))
+        assert not torch.equal(module(x).unreliability, before)
+        assert torch.equal(module(x).unreliability, guard.predict(x).unreliability)
+
+    def test_it_cannot_be_traced(self, wrapped, digits):
+        message = (
+            "A guarded module cannot be traced, compiled or exported: its scores are computed outside torch. "
+            "Use guard.export(path, example), which writes one ONNX graph of network and guard."
+        )
+        x = torch.tensor(digits[2][0])
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch warns of tracing as such
+            with pytest.raises(InvalidInput, match=re.escape(message)):
+                torch.jit.trace(wrapped[1], x)
+
+    def test_another_network_is_not_wrapped(self, wrapped, net):
+        guard, _ = wrapped
+        same, other = copy.deepcopy(net), copy.deepcopy(net)
+        other[0].weight.data += 1
+        assert guard.wrap(same).network is same
+        with pytest.raises(InvalidInput, match="another, or the same with other weights; fit a guard for this one"):
+            guard.wrap(other)
 
     def test_only_torch_networks_are_wrapped(self, guard):
         message = "model must be a torch.nn.Module to be wrapped. Got MLPClassifier; use guard.predict."

@@ -161,3 +161,65 @@ def test_dict_batches_reach_networks_by_name(rng):
     assert np.array_equal(verdict.prediction.numpy(), y)
     wrapped = guard.wrap()(**{name: torch.tensor(value) for name, value in data.items()})
     assert torch.equal(wrapped.unreliability, verdict.unreliability)
+
+
+def test_layers_of_equal_width_are_not_mistaken_for_each_other(tmp_path):
+    """Two samples alone could not tell them apart."""
+    torch.manual_seed(3)
+    net = nn.Sequential(
+        *(part for _ in range(3) for part in (nn.Conv2d(16, 16, 3, padding=1), nn.ReLU())),
+        nn.Flatten(),
+        nn.Linear(16 * 16, 3),
+    )
+    X = np.random.default_rng(0).normal(size=(300, 16, 4, 4)).astype(np.float32)
+    y = record(net, X).predictions
+    guard = Guard(net, SubfunctionBound(2.0), layers="3", reduce="any").fit(
+        (X[:150], y[:150]), (X[150:], y[150:]), verbose=False
+    )
+    guard.export(tmp_path / "g.onnx", X[:2])
+    session = ort.InferenceSession(tmp_path / "g.onnx", providers=["CPUExecutionProvider"])
+    (unreliability,) = session.run(["unreliability"], {session.get_inputs()[0].name: X})
+    np.testing.assert_allclose(unreliability, guard.predict(X).unreliability, atol=1e-4)
+
+
+def test_a_transformer_with_a_class_token_is_exported(tmp_path):
+    class Vision(nn.Module):
+        """Patches, a class token and positions."""
+
+        def __init__(self):
+            super().__init__()
+            self.up = nn.Linear(6, 8)
+            self.token, self.place = nn.Parameter(torch.randn(1, 1, 8)), nn.Parameter(torch.randn(1, 6, 8))
+            layer = nn.TransformerEncoderLayer(8, 2, 12, activation="gelu", batch_first=True)
+            self.encoder, self.head = nn.TransformerEncoder(layer, 1), nn.Linear(8, 3)
+
+        def forward(self, x):
+            x = torch.cat([self.token.expand(len(x), -1, -1), self.up(x)], dim=1) + self.place
+            return self.head(self.encoder(x)[:, 0])
+
+    torch.manual_seed(0)
+    net, X = Vision(), np.random.default_rng(0).normal(size=(200, 5, 6)).astype(np.float32)
+    y = record(net, X).predictions
+    guard = Guard(net, SubfunctionBound(4.0)).fit((X[:100], y[:100]), (X[100:], y[100:]), verbose=False)
+    guard.export(tmp_path / "g.onnx", X[:8])
+    session = ort.InferenceSession(tmp_path / "g.onnx", providers=["CPUExecutionProvider"])
+    (unreliability,) = session.run(["unreliability"], {session.get_inputs()[0].name: X})
+    assert np.isclose(unreliability, guard.predict(X).unreliability, atol=1e-4).mean() > 0.99
+
+
+def test_names_with_brackets_are_names(tmp_path, rng):
+    weights = {f"w{i}": rng.normal(size=(4, 6) if i == 1 else (6, 6)).astype(np.float32) for i in (1, 2)}
+    weights["w3"] = rng.normal(size=(6, 3)).astype(np.float32)
+    nodes = [
+        ("MatMul", "x w1", "h1"),
+        ("Relu", "h1", "r1", {}, "layer0/relu"),
+        ("MatMul", "r1 w2", "h2"),
+        ("Relu", "h2", "r2", {}, "layer[0]/relu"),
+        ("MatMul", "r2 w3", "y"),
+    ]
+    onnx.save(onnx_nets.model(nodes, {"x": (TensorProto.FLOAT, ["n", 4])}, None, weights), tmp_path / "net.onnx")
+    X = rng.normal(size=(100, 4)).astype(np.float32)
+    y = record(tmp_path / "net.onnx", X).predictions
+    guard = Guard(tmp_path / "net.onnx", SubfunctionBound(2.0)).fit((X[:50], y[:50]), (X[50:], y[50:]), verbose=False)
+    assert guard.state.layer_names == ("layer[0]/relu",)
+    assert guard.predict(X).unreliability.shape == (100,)

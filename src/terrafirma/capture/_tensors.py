@@ -13,7 +13,7 @@ from terrafirma.errors import InvalidInput, require
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-__all__ = ["bind", "main_tensor", "shown"]
+__all__ = ["bind", "first_rows", "main_tensor", "shown"]
 
 
 def bind(inputs: Any, module: nn.Module) -> tuple[tuple[Any, ...], dict[str, Any], int]:
@@ -23,6 +23,8 @@ def bind(inputs: Any, module: nn.Module) -> tuple[tuple[Any, ...], dict[str, Any
     dtype = next((value.dtype for value in module.parameters() if value.is_floating_point()), None)
 
     def place(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {name: place(part) for name, part in value.items()}
         if isinstance(value, np.ndarray):
             if value.dtype.kind not in "bfiuc":
                 raise InvalidInput(f"inputs must be numbers. Got an array of {value.dtype}; convert it first.")
@@ -45,6 +47,15 @@ def bind(inputs: Any, module: nn.Module) -> tuple[tuple[Any, ...], dict[str, Any
     raise InvalidInput(
         f"inputs must be an array or a tensor with samples first, or a tuple or dict with one. Got {shown(inputs)}."
     )
+
+
+def first_rows(inputs: Any, n: int) -> Any:
+    """The first samples alone."""
+    if isinstance(inputs, Mapping):
+        return {name: first_rows(value, n) for name, value in inputs.items()}
+    if isinstance(inputs, tuple | list):
+        return tuple(first_rows(value, n) for value in inputs)
+    return inputs[:n] if getattr(inputs, "ndim", 0) else inputs
 
 
 def main_tensor(result: Any, n: int) -> Tensor | None:

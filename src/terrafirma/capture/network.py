@@ -19,11 +19,23 @@ import numpy.typing as npt
 from terrafirma.core.patterns import BoolArray
 from terrafirma.errors import InvalidInput
 
-__all__ = ["REDUCTIONS", "Layer", "Network", "Reduction", "Step", "final_names", "is_chosen", "unknown_layer"]
+__all__ = [
+    "REDUCTIONS",
+    "Layer",
+    "Network",
+    "Reduction",
+    "Step",
+    "check_alone",
+    "final_names",
+    "is_chosen",
+    "unknown_layer",
+]
 
 Reduction = Literal["none", "any", "mean"]
 REDUCTIONS: tuple[Reduction, ...] = ("none", "any", "mean")
 """Of maps (images, tokens), by channel: every position is a unit; active where any position is; the sign of the mean."""
+
+MOST_MIXED = 0.02  # of bits: rounding flips fewer
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,6 +130,16 @@ def final_names(bases: Sequence[str]) -> list[str]:
         seen[base] += 1
         names.append(f"{base}#{seen[base]}" if total[base] > 1 else base)
     return names
+
+
+def check_alone(batch: Step, alone: Step) -> None:
+    """Raise where the first sample of a batch has other patterns when it runs alone: then samples are not what comes first."""
+    for many, one in zip(batch.layers, alone.layers, strict=True):
+        if many.bits is not None and one.bits is not None and (many.bits[:1] != one.bits).mean() > MOST_MIXED:
+            raise InvalidInput(
+                f"Samples must not depend on each other. Got layer {many.name!r}, where the first sample of a batch has "
+                "another pattern when it runs alone; let samples come first (batch_first=True)."
+            )
 
 
 def unknown_layer(pattern: str, names: Sequence[str]) -> InvalidInput:

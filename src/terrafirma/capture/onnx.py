@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from terrafirma.capture.network import Layer, Reduction, Step
+from terrafirma.capture._tensors import first_rows
+from terrafirma.capture.network import Layer, Reduction, Step, check_alone
 from terrafirma.capture.onnx_gates import Gate, OnnxGraph
 from terrafirma.capture.onnx_model import as_input, fixed_size, graph_inputs, main_output, parsed
 from terrafirma.core.patterns import BoolArray
@@ -104,21 +105,29 @@ class OnnxNetwork:
         """A function that runs a batch and says what happened."""
         gates = self._graph.choose(layers)
 
-        def run(inputs: Any) -> Step:
+        checked: list[bool] = []  # that samples do not mix
+
+        def look(inputs: Any) -> Step:
             arrays = self._run(gates, inputs, features=features)
-            return Step(
-                [
-                    Layer(
-                        gate.name,
-                        gate.kind,
-                        arrays[gate.source].shape[1:],
-                        bits=_bits(arrays[gate.source], gate, reduce),
-                        features=_features(arrays[gate.result], gate, reduce) if features else None,
-                    )
-                    for gate in gates
-                ],
-                _as_numbers(arrays[self._output]),
-            )
+            layers = [
+                Layer(
+                    gate.name,
+                    gate.kind,
+                    arrays[gate.source].shape[1:],
+                    bits=_bits(arrays[gate.source], gate, reduce),
+                    features=_features(arrays[gate.result], gate, reduce) if features else None,
+                )
+                for gate in gates
+            ]
+            return Step(layers, _as_numbers(arrays[self._output]))
+
+        def run(inputs: Any) -> Step:
+            step = look(inputs)
+            has_sequences = any(len(layer.shape) == 2 for layer in step.layers)
+            if has_sequences and len(step.outputs) > 1 and not checked and not fixed_size(self._inputs[0]):
+                check_alone(step, look(first_rows(inputs, 1)))
+                checked.append(True)
+            return step
 
         yield run
 

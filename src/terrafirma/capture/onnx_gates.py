@@ -88,6 +88,7 @@ class OnnxGraph:
         self._producer = {output: i for i, node in enumerate(self.nodes) for output in node.output if output}
         self._scalars = _scalars(graph)
         self._after_convolution = self._last_contractions()
+        self._of_samples = _of_samples(graph)
         self.gates = self._find()
 
     def choose(self, layers: Sequence[str] | None) -> list[Gate]:
@@ -131,7 +132,7 @@ class OnnxGraph:
                 if kind:
                     gates.append(self._gate(i, kind, source, self._scaled_result(node.output[0])))
                     pieces |= parts
-        return [gate for gate in gates if gate.position not in pieces]
+        return [gate for gate in gates if gate.position not in pieces and gate.source in self._of_samples]
 
     def _gate(self, position: int, kind: str, source: str, result: str) -> Gate:
         node = self.nodes[position]
@@ -238,3 +239,13 @@ def _scalars(graph: GraphProto) -> dict[str, float]:
         if node.op_type in ("Cast", "CastLike", "Identity") and node.input[0] in scalars:
             scalars[node.output[0]] = scalars[node.input[0]]
     return scalars
+
+
+def _of_samples(graph: GraphProto) -> set[str]:
+    """Tensors that hold something of each sample: computed from inputs, but not from their shapes alone."""
+    weights = {tensor.name for tensor in graph.initializer}
+    found = {value.name for value in graph.input if value.name not in weights}
+    for node in graph.node:
+        if node.op_type not in ("Shape", "Size") and found.intersection(node.input):
+            found.update(node.output)
+    return found

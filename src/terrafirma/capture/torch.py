@@ -24,8 +24,8 @@ from dataclasses import dataclass, replace
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
-from terrafirma.capture._tensors import bind, main_tensor, shown
-from terrafirma.capture.network import Layer, Reduction, Step, final_names, is_chosen, unknown_layer
+from terrafirma.capture._tensors import bind, first_rows, main_tensor, shown
+from terrafirma.capture.network import Layer, Reduction, Step, check_alone, final_names, is_chosen, unknown_layer
 from terrafirma.capture.torch_gates import FUSED, GATES, HIDING, Parts, operation_name, part_name
 from terrafirma.errors import InvalidInput, require
 
@@ -84,17 +84,25 @@ class TorchNetwork:
         """A function that runs a batch in evaluation mode; nothing of that stays between batches. See ``Network.watch``."""
         parts, wanted = Parts(self._module), _Wanted(None if layers is None else tuple(layers), reduce, features)
 
+        checked: list[bool] = []  # that samples do not mix
         inside = parts.owners(wanted.patterns) if reduce == "none" else None
 
         def run(inputs: Any) -> Step:
             with ONE_AT_A_TIME, evaluating(self._module):
-                return look(inputs)
+                forward, step = look(inputs)
+                if forward.has_sequences and forward.n > 1 and not checked:
+                    _, alone = look(first_rows(inputs, 1))
+                    check_alone(step, alone)
+                    checked.append(True)
+                return step
 
-        def look(inputs: Any) -> Step:
+        def look(inputs: Any) -> tuple[_Forward, Step]:
             if inside is not None:
                 with suppress(InvalidInput):  # whoever looks everywhere knows better what is wrong
-                    return _Forward(parts, wanted, inside).run(self._module, inputs)
-            return _Forward(parts, wanted).run(self._module, inputs)
+                    forward = _Forward(parts, wanted, inside)
+                    return forward, forward.run(self._module, inputs)
+            forward = _Forward(parts, wanted)
+            return forward, forward.run(self._module, inputs)
 
         yield run
 
@@ -141,6 +149,7 @@ class _Forward:
         self.matched: set[str] = set()
         self.stack: list[str] = []  # the parts that are running now
         self.ran: dict[str, None] = {}  # and those that ever ran, in order
+        self.has_sequences = False  # whether a wanted layer has an axis that might be that of samples
         self.hidden = False  # whether a gate ran that cannot be seen
         self.convolved, self.product_size = False, 0  # the last contraction, see positions
 
@@ -242,6 +251,7 @@ class _Forward:
             self.features.clear()
         if hits or self.wanted.patterns is None:
             self.bits[len(self.calls)] = self.active(_as_rows(x))
+            self.has_sequences |= x.ndim == 3
         self.calls.append(Layer(name, kind, tuple(x.shape[1:])))
 
     def active(self, x: Tensor) -> Tensor:

@@ -221,7 +221,7 @@ def layers(
     network = _network(onnx, model, weights)
     if onnx is None and data is None:
         raise typer.BadParameter("A torch network must run to show its layers: give samples with --data.")
-    found = layers_of(network, zeros_for(network) if data is None else _first_inputs(data))
+    found = layers_of(network, zeros_for(network) if data is None else _first_inputs(data, 2))
     if as_json:
         about = [{"name": x.name, "kind": x.kind, "shape": x.shape, "units": math.prod(x.shape)} for x in found]
         print_json({"layers": about})
@@ -240,7 +240,7 @@ def export(
     as_json: AsJson = False,
 ) -> None:
     """Write network and guard as one ONNX graph: inputs to output, unreliability and accepted."""
-    _guard(folder, model, weights).export(output, None if data is None else _first_inputs(data))
+    _guard(folder, model, weights).export(output, None if data is None else _first_inputs(data, BATCH_SIZE))
     if as_json:
         print_json({"output": output})
     else:
@@ -284,9 +284,9 @@ def _guard(folder: Path, model: str | None, weights: Path | None, data: Samples 
     return guard
 
 
-def _first_inputs(path: Path) -> Any:
-    """Inputs of two samples, or of the one there is."""
-    data = read_samples(path, 2, labelled=False)
+def _first_inputs(path: Path, n: int) -> Any:
+    """Inputs of the first samples."""
+    data = read_samples(path, n, labelled=False)
     if isinstance(data, Recorded):
         raise InvalidInput(f"--data must hold samples. Got the recording {path}; give .npz, .npy or .parquet.")
     return next(iter(data)).inputs

@@ -30,17 +30,16 @@ def named_network(name: str, weights: Path | None) -> Any:
     if os.getcwd() not in sys.path:  # noqa: PTH109  # sys.path holds strings
         sys.path.insert(0, os.getcwd())  # noqa: PTH109
     try:
-        function = getattr(importlib.import_module(module_name), function_name)
+        module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):  # something that it imports
             raise
         raise InvalidInput(
             f"--model must name a module that can be imported from here. Got {module_name!r}."
         ) from error
-    except AttributeError as error:
-        raise InvalidInput(
-            f"--model must name a function of {module_name}. Got {function_name!r}, which it lacks."
-        ) from error
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        raise InvalidInput(f"--model must name a function of {module_name}. Got {function_name!r}, which it lacks.")
     network = function()
     if not isinstance(network, torch.nn.Module):
         raise InvalidInput(

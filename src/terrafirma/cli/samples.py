@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
@@ -41,7 +42,10 @@ def read_samples(path: Path, batch_size: int, *, labelled: bool) -> Samples | Re
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist. Give the path of a file of samples.")
     if path.suffix == ".safetensors":
-        return Recorded.load(path)
+        recorded = Recorded.load(path)
+        if not len(recorded):
+            raise InvalidInput(f"{path} must hold at least one sample. Got none.")
+        return recorded
     if path.suffix not in TABLES:
         raise InvalidInput(
             f"A file of samples must end in {', '.join(TABLES)} or .safetensors. Got {path}; save it as one."
@@ -209,6 +213,7 @@ class _Parquet:
             yield file
 
 
+MALFORMED = (ValueError, TypeError, SyntaxError, tokenize.TokenError)  # what headers of arrays may be
 TABLES: dict[str, type[_Npz | _Npy | _Parquet]] = {".npz": _Npz, ".npy": _Npy, ".parquet": _Parquet}
 
 
@@ -219,7 +224,7 @@ def _whole(path: Path) -> Iterator[None]:
         yield
     except TerrafirmaError:
         raise
-    except (zipfile.BadZipFile, zlib.error, EOFError, ValueError, RuntimeError, OSError) as error:
+    except (zipfile.BadZipFile, zlib.error, EOFError, *MALFORMED, RuntimeError, OSError) as error:
         if isinstance(error, OSError) and error.filename is not None:  # one of the system's, not of what is in the file
             raise
         raise BadFile(
@@ -232,7 +237,8 @@ def _header(path: Path, name: str, stream: IO[bytes]) -> tuple[tuple[int, ...], 
     version = np.lib.format.read_magic(stream)
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     shape, fortran, dtype = read(stream)
-    if dtype.hasobject or dtype.names or not shape:
+    sound = all(type(size) is int and size >= 0 for size in shape)
+    if dtype.kind not in "biufUS" or not shape or not sound:
         raise InvalidInput(
             f"Arrays of {path} must be plain numbers or text, with a row for each sample. Got {name} of {dtype} and shape "
             f"{shape}; convert it, or leave it out."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import time
 from collections.abc import Sequence
@@ -103,7 +104,7 @@ class Guard:
         trained = self._recorded(train, "train", self.layers)
         if isinstance(train, Recorded) and train.source is not None and self._network is not None:
             files.check_network(self._network, (train.source.model, train.source.model_fingerprint))
-        layers = trained.layer_names or self.layers
+        layers = _exactly(trained.layer_names) or self.layers
         validated = self._recorded(validation, "validation", layers)
         calibrated = None if calibration is None else self._recorded(calibration, "calibration", layers)
         recorded = time.monotonic()
@@ -281,7 +282,7 @@ class Guard:
 
     def _layers(self) -> Sequence[str] | None:
         """The layers of the fit, by their exact names."""
-        return self._fitted("predict").layer_names or self.layers
+        return _exactly(self._fitted("predict").layer_names) or self.layers
 
     def _recorded(self, data: Any, name: str, layers: Sequence[str] | None) -> Recorded:
         """Labelled data, recorded, with an error for each sample."""
@@ -333,6 +334,11 @@ class Guard:
         if labels is not None and is_classification(outputs, labels):
             return recorded.predictions
         return outputs.reshape(len(outputs)).copy() if outputs.size == len(outputs) else outputs.copy()
+
+
+def _exactly(names: Sequence[str]) -> list[str]:
+    """Names that mean these layers alone, whatever characters they have."""
+    return [glob.escape(name) for name in names]
 
 
 def _checked_score(score: Any) -> SubfunctionBound | Score | None:

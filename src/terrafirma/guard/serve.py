@@ -78,11 +78,11 @@ def export(
 def _from_torch(model: Any, network: Network, state: State, example: Any) -> tuple[ModelProto, list[str]]:
     """The exported graph, and the gates in it that are the recorded layers."""
     from terrafirma.capture.onnx import OnnxNetwork
-    from terrafirma.guard.torch_export import exported, matching_gates
+    from terrafirma.guard.torch_export import exported, many_like, matching_gates
 
     if example is None:
         raise InvalidInput("example must be some inputs of the network: it is exported by running it. Got none.")
-    proto = exported(model, example)
+    proto, inputs = exported(model, example), many_like(example)
     with network.watch(state.layer_names, state.reduce) as run:
-        bits = [layer.bits for layer in run(example).layers if layer.bits is not None]
-    return proto, matching_gates(OnnxNetwork(proto), example, bits, state.reduce)
+        bits = [layer.bits for layer in run(inputs).layers if layer.bits is not None]
+    return proto, matching_gates(OnnxNetwork(proto), inputs, bits, state.reduce)

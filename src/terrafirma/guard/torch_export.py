@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from terrafirma.capture._tensors import bind
 from terrafirma.capture.network import Reduction
 from terrafirma.capture.onnx import OnnxNetwork
 from terrafirma.capture.torch import evaluating
+from terrafirma.core._checks import as_array
 from terrafirma.core.patterns import BoolArray
 from terrafirma.errors import InvalidInput, require
 
@@ -21,8 +22,9 @@ if TYPE_CHECKING:
     from onnx import ModelProto
     from torch import nn
 
-__all__ = ["exported", "matching_gates"]
+__all__ = ["exported", "many_like", "matching_gates"]
 
+MANY = 128
 MOST_DIFFERING = 1e-4  # of bits: pre-activations so near 0 that rounding decides
 
 
@@ -91,6 +93,22 @@ def matching_gates(
     return names
 
 
+def many_like(example: Any) -> Any:
+    """A hundred samples and more like those of an example: so many that no two layers have the same bits by chance."""
+    if isinstance(example, Mapping):
+        return {name: many_like(value) for name, value in example.items()}
+    if isinstance(example, tuple | list):
+        return tuple(many_like(value) for value in example)
+    values = as_array(example, "example")
+    rows = np.arange(max(MANY, len(values))) % len(values)
+    many = values[rows]
+    if many.dtype.kind == "f":
+        noise = np.random.default_rng(0).normal(scale=values.std() or 1.0, size=many.shape)
+        noise[: len(values)] = 0
+        many = (many + noise).astype(many.dtype)
+    return many
+
+
 def _two_rows(value: Any) -> Any:
     """Two samples: of one alone, an exporter would take the batch size for a constant."""
     return value[[0, -1]] if getattr(value, "ndim", 0) else value
@@ -98,13 +116,16 @@ def _two_rows(value: Any) -> Any:
 
 @contextlib.contextmanager
 def _quietly() -> Iterator[None]:
-    """Neither warnings nor log lines of the exporter."""
-    log = logging.getLogger("torch.onnx")
+    """Neither warnings nor log lines of the exporter, nor operations of torch that it has no translation for."""
+    fused = require("torch", extra="torch").backends.mha
+    log, fast = logging.getLogger("torch.onnx"), fused.get_fastpath_enabled()
     level = log.level
     try:
         log.setLevel(logging.ERROR)
+        fused.set_fastpath_enabled(False)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
         log.setLevel(level)
+        fused.set_fastpath_enabled(fast)

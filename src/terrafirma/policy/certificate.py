@@ -79,7 +79,7 @@ def place_starts(n: int, risk: float, budget: float) -> tuple[IntArray, FloatArr
 
 def least_samples(risk: float, level: float) -> int:
     """How many samples certify a risk at this level where all of them are right."""
-    return math.ceil(math.log(level) / math.log1p(-risk))
+    return max(1, math.ceil(min(math.log(level) / math.log1p(-risk), MOST)))
 
 
 def binomial_p(error_sum: Any, trials: Any, risk: float) -> Any:
