@@ -85,7 +85,7 @@ def _promises(folder: Path) -> list[Figure]:
         name = f"recorded network, risk {risk:.0%}"
         figures += [
             Figure(f"{name}: accepted", 100 * found.coverage, "%"),
-            Figure(f"{name}: wrong among these", 100 * found.mean_error_accepted, "%", at_most=100 * risk),
+            Figure(f"{name}: wrong among these", 100 * found.risk, "%", at_most=100 * risk),
         ]
     return figures
 
