@@ -57,9 +57,10 @@ def record(  # noqa: PLR0913  # what to run, on what, what to keep, where: each 
 
     Examples
     --------
+    >>> import numpy as np
     >>> from sklearn.neural_network import MLPClassifier
     >>> X = np.random.default_rng(0).normal(size=(60, 2))
-    >>> mlp = MLPClassifier((8,), max_iter=2000, random_state=0).fit(X, X[:, 0] > 0)
+    >>> mlp = MLPClassifier((8,), solver="lbfgs", max_iter=2000, random_state=0).fit(X, X[:, 0] > 0)
     >>> record(mlp, (X, X[:, 0] > 0))
     <Recorded 60 samples: patterns of 8 units (hidden_1), outputs, labels, errors; mean error 0>
 
