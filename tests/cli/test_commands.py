@@ -200,8 +200,18 @@ def test_fit_is_refused_before_any_work(folder, tmp_path):
     not_empty = f"path must be an empty folder, or one with a guard. Got {folder}, which holds other files."
     fails(not_empty, *start[:-1], folder)
     wrong_usage("--rho and --delta must be given together, or neither, to select both.", *start, "--rho", 3)
-    wrong_usage("'--risk': It must lie between 0 and 1 (a probability). Got 2.0.", *start, "--risk", 2)
-    wrong_usage("'--confidence': It must lie between 0 and 1 (a probability). Got 1.0.", *start, "--confidence", 1)
+    wrong_usage(
+        "'--risk': risk must lie between 0 and 1 (the largest mean error of accepted predictions to allow). Got 2.0.",
+        *start,
+        "--risk",
+        2,
+    )
+    wrong_usage(
+        "'--confidence': confidence must lie between 0 and 1 (the probability with which the promise holds). Got 1.0.",
+        *start,
+        "--confidence",
+        1,
+    )
     wrong_usage("rho must be a positive float (the kernel's width in bits). Got -1.0.", *start, "--rho", -1)
     wrong_usage("delta must lie in (0, 1] (the bound holds with probability > 1 - delta).", *start, "--delta", 0)
     wrong_usage("--error must be clipped:SCALE", *start, "--error", "squared")
@@ -547,6 +557,9 @@ def test_networks_that_cannot_be_had(folder, tmp_path, torch_options):
     says("--model must read pkg.mod:function (it is called and gives a torch module). Got 'nets'.", "nets")
     says("--model must name a module that can be imported from here. Got 'no.such'.", "no.such:network")
     says("--model must name a function of nets. Got 'net', which it lacks.", "nets:net")
+    (folder / "odd.py").write_text("network = 3\ndef broken(): return None.weight")
+    says("--model must name a function of odd. Got 'network', which it lacks.", "odd:network")
+    says("'NoneType' object has no attribute 'weight'", "odd:broken", error=AttributeError)
     says("--model must give a torch.nn.Module when called. Got NoneType from nets:nothing.", "nets:nothing")
     says(
         f"--weights must fit the network. Got {torch_options[-1]}: Error(s) in loading", "nets:wide", torch_options[-1]

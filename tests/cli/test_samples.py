@@ -311,3 +311,29 @@ def test_parquet_needs_pyarrow(tmp_path, monkeypatch):
 
 def test_every_ending_has_a_reader():
     assert list(module.TABLES) == [".npz", ".npy", ".parquet"]
+
+
+def test_a_recording_of_no_samples_is_refused(tmp_path):
+    path = tmp_path / "none.safetensors"
+    Recorded(labels=np.zeros(0, int)).save(path)
+    with pytest.raises(InvalidInput, match=re.escape(f"{path} must hold at least one sample. Got none.")):
+        read_samples(path, 4, labelled=False)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "{[]: 1}",
+        "((((",
+        "{'descr': '<f8', 'fortran_order': False, 'shape': (-3, 4)}",
+        "{'descr': '<M8[s]', 'fortran_order': False, 'shape': (3,)}",
+    ],
+    ids=["no dict", "no Python", "negative", "dates"],
+)
+def test_headers_that_lie_are_one_sentence(tmp_path, header):
+    text = header.encode().ljust(117) + b"\n"
+    array = b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text + b"\0" * 96
+    with zipfile.ZipFile(tmp_path / "x.npz", "w") as file:
+        file.writestr("X.npy", array)
+    with pytest.raises((BadFile, InvalidInput), match=r"x\.npz"):
+        list(read_samples(tmp_path / "x.npz", 4, labelled=False))

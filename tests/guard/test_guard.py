@@ -334,7 +334,7 @@ class TestExplain:
         )
         assert re.search(r"nearest training sample \d+ bits away; log density -[\d.]+\n", text)
         assert re.search(
-            r"[\d.]+% of the density from 1 sample \d+ bits away: 1 labelled \d; mean error 0; number \d+", text
+            r"[\d.]+%: 1 sample \d+ bits away: 1 labelled \d; mean error 0; number \d+", text
         )
         assert len(text.splitlines()) in (6, 7)
 

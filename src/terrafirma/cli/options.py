@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import typer
 
@@ -13,6 +14,7 @@ from terrafirma.cli.networks import check_model_name
 from terrafirma.cli.requirements import Requirement
 from terrafirma.core._checks import check_delta, check_positive, check_share
 from terrafirma.errors import InvalidInput
+from terrafirma.policy.threshold import CONFIDENCE, RISK
 from terrafirma.recorded import ClippedError
 
 __all__ = [
@@ -33,37 +35,24 @@ __all__ = [
     "as_error",
 ]
 
-T = TypeVar("T")
 
+def _checked(check: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """The value, if it is given and passes; else the error of the check ends the command as wrong usage."""
 
-def _usage(parse: Callable[[Any], T]) -> Callable[[Any], T]:
-    """The same function, with errors that end the command as wrong usage."""
-
-    def parsed(value: Any) -> T:
+    def checked(value: Any) -> Any:
         try:
-            return parse(value)
+            if value is not None:
+                check(value)
         except InvalidInput as error:
             raise typer.BadParameter(str(error)) from error
+        return value
 
-    return parsed
-
-
-def _check_share(value: float) -> float:
-    return check_share("It", value, "a probability")
+    return checked
 
 
-def _check_rho(value: float | None) -> float | None:
-    return None if value is None else check_positive("rho", value, "the kernel's width in bits")
-
-
-def _check_delta(value: float | None) -> float | None:
-    if value is not None:
-        check_delta(value)
-    return value
-
-
-def _check_model_name(value: str | None) -> str | None:
-    return None if value is None else check_model_name(value)
+def _requirement(text: str) -> Requirement:
+    _checked(Requirement.parse)(text)
+    return Requirement.parse(text)
 
 
 def as_error(text: str | None) -> ClippedError | None:
@@ -81,11 +70,6 @@ def as_error(text: str | None) -> ClippedError | None:
     )
 
 
-def _check_error(value: str | None) -> str | None:
-    as_error(value)
-    return value
-
-
 class Reduce(StrEnum):
     """How to reduce maps."""
 
@@ -101,33 +85,49 @@ ModelName = Annotated[
     typer.Option(
         "--model",
         metavar="PKG.MOD:FUNCTION",
-        callback=_usage(_check_model_name),
+        callback=_checked(check_model_name),
         help="Called, it gives a torch module.",
     ),
 ]
 Weights = Annotated[Path | None, typer.Option(help="Weights of that module, .safetensors.")]
-Data = Annotated[Path | None, typer.Option(help="A file of samples, of which the first two are used.")]
+Data = Annotated[Path | None, typer.Option(help="A file of samples, of which the first are used.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 BatchSize = Annotated[int, typer.Option(min=1, help="Samples that run through the network at a time.")]
-Risk = Annotated[float, typer.Option(callback=_usage(_check_share), help="Largest mean error of accepted predictions.")]
-Confidence = Annotated[float, typer.Option(callback=_usage(_check_share), help="Probability that this promise holds.")]
-Rho = Annotated[
-    float | None, typer.Option(callback=_usage(_check_rho), help="Width of the kernel in bits; with --delta.")
+Risk = Annotated[
+    float,
+    typer.Option(
+        callback=_checked(partial(check_share, "risk", meaning=RISK)),
+        help="Largest mean error of accepted predictions.",
+    ),
 ]
-Delta = Annotated[float | None, typer.Option(callback=_usage(_check_delta), help="Confidence of the gap; with --rho.")]
+Confidence = Annotated[
+    float,
+    typer.Option(
+        callback=_checked(partial(check_share, "confidence", meaning=CONFIDENCE)),
+        help="Probability that this promise holds.",
+    ),
+]
+Rho = Annotated[
+    float | None,
+    typer.Option(
+        callback=_checked(partial(check_positive, "rho", meaning="the kernel's width in bits")),
+        help="Width of the kernel in bits; with --delta.",
+    ),
+]
+Delta = Annotated[float | None, typer.Option(callback=_checked(check_delta), help="Confidence of the gap; with --rho.")]
 ErrorName = Annotated[
     str | None,
     typer.Option(
         "--error",
         metavar="clipped:SCALE",
-        callback=_usage(_check_error),
+        callback=_checked(as_error),
         help="For regression: absolute error over SCALE, at most 1. By default a wrong class is an error of 1.",
     ),
 ]
 Require = Annotated[
     list[Requirement] | None,
     typer.Option(
-        parser=_usage(Requirement.parse),
+        parser=_requirement,
         metavar="FIGURE<=NUMBER",
         help='Exit with 1 unless this holds: "risk@0.9<=0.02", "coverage>0.8", "auroc>=0.7", ...',
     ),

@@ -47,7 +47,7 @@ class RegionShare:
         labels = ", ".join(f"{count} labelled {label}" for label, count in self.labels.items())
         ids = ", ".join(map(str, self.samples)) + (", ..." if len(self.samples) < self.n_samples else "")
         return (
-            f"{self.share:6.1%} of the density from {self.n_samples} sample{'s' if self.n_samples > 1 else ''} "
+            f"{self.share:6.1%}: {self.n_samples} sample{'s' if self.n_samples > 1 else ''} "
             f"{self.distance} bits away: {labels + '; ' if labels else ''}mean error {self.mean_error:.3g}; number {ids}"
         )
 
@@ -93,7 +93,7 @@ class Explanation:
             f"prediction {self.prediction}, unreliability {self.unreliability:.4g}: {word} ({limit})",
             f"  nearest training sample {self.nearest} bits away; log density {self.log_density:.4g}",
             f"  bound: log risk {self.log_risk:.4g} and log gap {self.log_gap:.4g}, the risk being {self.risk_share:.1%} of it",
-            f"  {shares:.1%} of the density from:",
+            f"  {shares:.1%} of the density comes from",
             *(f"    {region}" for region in self.regions),
         ]
         if labels and self.prediction not in labels:
