@@ -52,6 +52,11 @@ def network(width=48):
 def wide():
     return network(49)
 
+def talk():
+    print("here I am")
+    return network()
+
+
 def nothing():
     return None
 """
@@ -547,6 +552,12 @@ def test_a_torch_network_by_its_import_path(folder, tmp_path, torch_options, exp
     run = CliRunner().invoke(app, ["score", str(tmp_path / "g"), str(folder / "test.npz"), "--model", "nets:network"])
     assert run.exit_code == 1
     assert "must be the one that the guard was fitted with" in str(run.exception)  # its weights are others
+
+
+def test_a_network_that_prints_does_not_spoil_a_document(folder, tmp_path, torch_options):
+    talkative = ["--model", "nets:talk", *torch_options[2:]]
+    terrafirma(*fit_arguments(folder, None), *talkative, "-o", tmp_path / "g")
+    assert document("score", tmp_path / "g", folder / "test.npz", *talkative)["n_samples"] == N_TEST
 
 
 def test_networks_that_cannot_be_had(folder, tmp_path, torch_options):

@@ -333,9 +333,7 @@ class TestExplain:
             r"^prediction \d, unreliability [\d.]+: (accepted|refused) \(the threshold is [\d.]+\)\n", text
         )
         assert re.search(r"nearest training sample \d+ bits away; log density -[\d.]+\n", text)
-        assert re.search(
-            r"[\d.]+%: 1 sample \d+ bits away: 1 labelled \d; mean error 0; number \d+", text
-        )
+        assert re.search(r"[\d.]+%: 1 sample \d+ bits away: 1 labelled \d; mean error 0; number \d+", text)
         assert len(text.splitlines()) in (6, 7)
 
     def test_a_prediction_without_support_is_said(self):

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from terrafirma.cli.networks import check_model_name
+from terrafirma.cli.output import keep_stdout_clean
 from terrafirma.cli.requirements import Requirement
 from terrafirma.core._checks import check_delta, check_positive, check_share
 from terrafirma.errors import InvalidInput
@@ -91,7 +92,7 @@ ModelName = Annotated[
 ]
 Weights = Annotated[Path | None, typer.Option(help="Weights of that module, .safetensors.")]
 Data = Annotated[Path | None, typer.Option(help="A file of samples, of which the first are used.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+AsJson = Annotated[bool, typer.Option("--json", callback=keep_stdout_clean, help="Print one JSON document.")]
 BatchSize = Annotated[int, typer.Option(min=1, help="Samples that run through the network at a time.")]
 Risk = Annotated[
     float,

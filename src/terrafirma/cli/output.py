@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from contextvars import ContextVar
+from typing import Any, TextIO
 
 import numpy as np
+import typer
 
-__all__ = ["plain", "print_card", "print_json", "print_table"]
+__all__ = ["keep_stdout_clean", "plain", "print_card", "print_json", "print_table"]
 
+STDOUT: ContextVar[TextIO] = ContextVar("stdout of the command")
 WIDTH = 1000  # where no terminal sets one: nothing is cut off
 
 
@@ -32,9 +36,17 @@ def plain(value: Any) -> Any:
     return value if isinstance(value, bool | int | float | str | None) else str(value)
 
 
+def keep_stdout_clean(context: typer.Context, asked: bool) -> bool:
+    """Until the command ends, whatever a user's network prints goes to the error stream; ``print_json`` still finds its way."""
+    if asked:
+        STDOUT.set(sys.stdout)
+        context.with_resource(contextlib.redirect_stdout(sys.stderr))
+    return asked
+
+
 def print_json(document: Mapping[str, Any]) -> None:
     """Print one document."""
-    print(json.dumps(plain(document), indent=2, allow_nan=False))
+    print(json.dumps(plain(document), indent=2, allow_nan=False), file=STDOUT.get())
 
 
 def print_table(names: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
