@@ -4,11 +4,13 @@ import re
 import threading
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import MethodType
 
 import numpy as np
 import pytest
 
+from terrafirma.capture._idle_threads import _pause, end_idle_threads
 from terrafirma.capture.torch import TorchNetwork
 from terrafirma.errors import InvalidInput
 
@@ -790,6 +792,24 @@ def test_samples_that_come_second_are_noticed():
             watch(encoder, draw(n, 6, 8))
     first = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
     assert watch(first, draw(6, 6, 8)).layers[0].bits.shape == (6, 6 * 16)
+
+
+@pytest.mark.skipif(_pause() is None or torch.get_num_threads() < 2, reason="torch has no idle threads of GNU's OpenMP")
+def test_threads_that_torch_leaves_waiting_are_ended():
+    """And come back when they are needed."""
+
+    def count():
+        return len(list(Path("/proc/self/task").iterdir()))
+
+    x = torch.randn(600, 600)
+    expected = x @ x
+    before = count()
+    end_idle_threads()
+    assert count() < before
+    assert torch.equal(x @ x, expected)
+    assert count() == before
+    watch(nn.Sequential(nn.Linear(600, 600), nn.ReLU()), x)
+    assert count() < before
 
 
 def test_an_interrupt_leaves_nothing_behind():

@@ -24,6 +24,7 @@ from dataclasses import dataclass, replace
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
+from terrafirma.capture._idle_threads import end_idle_threads
 from terrafirma.capture._tensors import bind, first_rows, main_tensor, shown
 from terrafirma.capture.network import Layer, Reduction, Step, check_alone, final_names, is_chosen, unknown_layer
 from terrafirma.capture.torch_gates import FUSED, GATES, HIDING, Parts, operation_name, part_name
@@ -94,6 +95,7 @@ class TorchNetwork:
                     _, alone = look(first_rows(inputs, 1))
                     check_alone(step, alone)
                     checked.append(True)
+                end_idle_threads()
                 return step
 
         def look(inputs: Any) -> tuple[_Forward, Step]:
