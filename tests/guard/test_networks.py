@@ -223,3 +223,11 @@ def test_names_with_brackets_are_names(tmp_path, rng):
     guard = Guard(tmp_path / "net.onnx", SubfunctionBound(2.0)).fit((X[:50], y[:50]), (X[50:], y[50:]), verbose=False)
     assert guard.state.layer_names == ("layer[0]/relu",)
     assert guard.predict(X).unreliability.shape == (100,)
+
+
+def test_recordings_say_how_maps_were_reduced(case):
+    kind, net, _, X, y = case
+    train, rest = record(net, (X[:200], y[:200]), LAYERS[kind], "any"), (X[200:], y[200:])
+    guard = Guard(net, SubfunctionBound(4.0)).fit(train, rest, risk=0.5, verbose=False)
+    assert guard.state.reduce == "any"
+    assert guard.predict(X).unreliability.shape == (len(X),)

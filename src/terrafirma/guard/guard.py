@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -102,12 +102,13 @@ class Guard:
         check_share("risk", risk, RISK)  # rather now than after the work
         check_share("confidence", confidence, CONFIDENCE)
         started = time.monotonic()
-        trained = self._recorded(train, "train", self.layers)
+        trained = self._recorded(train, "train", self.layers, self.reduce)
         if isinstance(train, Recorded) and train.source is not None and self._network is not None:
             files.check_network(self._network, (train.source.model, train.source.model_fingerprint))
-        layers = _exactly(trained.layer_names) or self.layers
-        validated = self._recorded(validation, "validation", layers)
-        calibrated = None if calibration is None else self._recorded(calibration, "calibration", layers)
+        reduce = self.reduce if trained.source is None else cast("Reduction", trained.source.reduce)
+        alike = _exactly(trained.layer_names) or self.layers, reduce
+        validated = self._recorded(validation, "validation", *alike)
+        calibrated = None if calibration is None else self._recorded(calibration, "calibration", *alike)
         recorded = time.monotonic()
         self._state = learn(
             self.score,
@@ -116,7 +117,7 @@ class Guard:
             calibrated,
             risk=risk,
             confidence=confidence,
-            reduce=self.reduce if trained.source is None else trained.source.reduce,
+            reduce=reduce,
             classes=None if self._network is None else self._network.classes,
         )
         if verbose:
@@ -152,7 +153,7 @@ class Guard:
         """How the guard does on labelled data that it has not seen."""
         state = self._fitted("evaluate")
         policy, _ = state.live
-        recorded = self._recorded(test, "test", self._layers())
+        recorded = self._recorded(test, "test", *self._alike())
         check_fits("test", recorded, state)
         unreliability = unreliability_of(state.score, recorded)
         errors = recorded.need("errors", by="evaluate")
@@ -172,7 +173,7 @@ class Guard:
         with ``recalibrate=False`` it is stale, and predictions are refused with an error until ``recalibrate()``.
         """
         state = self._fitted("partial_fit")
-        return self._with(with_more(state, self._recorded(data, "data", self._layers())), recalibrate)
+        return self._with(with_more(state, self._recorded(data, "data", *self._alike())), recalibrate)
 
     def forget(self, rows: Any, *, recalibrate: bool = True) -> Guard:
         """Take training samples out, by number: their order in ``train``, then in each ``partial_fit``; numbers never shift.
@@ -187,7 +188,7 @@ class Guard:
         """Find the policy anew: on other data, for another risk, or after training data came or went."""
         state = self._fitted("recalibrate")
         if calibration is not None:
-            recorded = self._recorded(calibration, "calibration", self._layers())
+            recorded = self._recorded(calibration, "calibration", *self._alike())
             state = recalibrated(state, recorded)
         self._state = state.calibrated(risk, confidence)
         return self
@@ -281,13 +282,14 @@ class Guard:
             )
         return self._network
 
-    def _layers(self) -> Sequence[str] | None:
-        """The layers of the fit, by their exact names."""
-        return _exactly(self._fitted("predict").layer_names) or self.layers
+    def _alike(self) -> tuple[Sequence[str] | None, Reduction]:
+        """What to record as in the fit: the layers, by their exact names, and how to reduce maps."""
+        state = self._fitted("predict")
+        return _exactly(state.layer_names) or self.layers, state.reduce
 
-    def _recorded(self, data: Any, name: str, layers: Sequence[str] | None) -> Recorded:
+    def _recorded(self, data: Any, name: str, layers: Sequence[str] | None, reduce: Reduction) -> Recorded:
         """Labelled data, recorded, with an error for each sample."""
-        recorded = self._captured(data, layers, labelled=True)
+        recorded = self._captured(data, layers, reduce, labelled=True)
         if (
             recorded.errors is None
             and self.error is not None
@@ -301,9 +303,9 @@ class Guard:
 
     def _recorded_inputs(self, x: Any) -> Recorded:
         """Inputs, run through the network."""
-        return self._captured(x, self._layers(), labelled=False)
+        return self._captured(x, *self._alike(), labelled=False)
 
-    def _captured(self, data: Any, layers: Sequence[str] | None, *, labelled: bool) -> Recorded:
+    def _captured(self, data: Any, layers: Sequence[str] | None, reduce: Reduction, *, labelled: bool) -> Recorded:
         if isinstance(data, Recorded):
             return data
         network, stream = self._running(), batches(data, self.batch_size)
@@ -317,10 +319,10 @@ class Guard:
             keep_outputs=not (labelled and bound),
         )
         features, shown = needs_features(self.score), None if labelled else False
-        run_through(capture, stream, layers, self.reduce, features=features, progress=shown)
+        run_through(capture, stream, layers, reduce, features=features, progress=shown)
         if seen is None:
             return capture.result()
-        return capture.result(Source(network.name, network.fingerprint(), seen.hexdigest(), self.reduce))
+        return capture.result(Source(network.name, network.fingerprint(), seen.hexdigest(), reduce))
 
     def _classes(self) -> Any:
         return self._fitted("predict").classes if self._network is None else self._network.classes
