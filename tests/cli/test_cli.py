@@ -43,6 +43,16 @@ def test_the_demo_writes_pictures_and_tables(demo):
         assert ET.parse(svg).getroot().tag.endswith("svg")  # noqa: S314
 
 
+def test_the_demo_can_print_one_document(tmp_path):
+    run = subprocess.run(
+        [sys.executable, "-m", "terrafirma", "demo", "--json", "-o", str(tmp_path / "out")],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert json.loads(run.stdout) == json.loads((tmp_path / "out" / "results.json").read_text())
+
+
 def test_the_demo_prints_what_it_writes(demo):
     folder, text = demo
     with (folder / "digits.csv").open() as file:

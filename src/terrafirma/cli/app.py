@@ -253,11 +253,14 @@ def demo(
         "terrafirma-demo"
     ),
     seed: Annotated[int, typer.Option(min=0, max=2**32 - 2, help="Seed of data, splits and networks.")] = 0,
+    as_json: AsJson = False,
 ) -> None:
     """Half moons shattered into linear regions, and digits that meet the unknown: under a minute, no download."""
     from terrafirma.cli import demo  # only now: it loads all that computes
 
-    demo.run(output, seed)
+    results = demo.run(output, seed)
+    if as_json:
+        print_json(results)
 
 
 def _network(onnx: Path | None, model: str | None, weights: Path | None, *, needed: bool = True) -> Any:

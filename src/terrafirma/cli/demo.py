@@ -8,6 +8,7 @@ import json
 import platform
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -25,8 +26,8 @@ from terrafirma.report import figures
 __all__ = ["run"]
 
 
-def run(output: Path, seed: int) -> None:
-    """Run both experiments, print the tables, write everything to ``output``."""
+def run(output: Path, seed: int) -> dict[str, Any]:
+    """Run both experiments, print the tables, write everything to ``output``; the results are those of its results.json."""
     require("matplotlib", extra="plots")  # rather now than after the work
     console = Console()
     output.mkdir(parents=True, exist_ok=True)
@@ -50,10 +51,11 @@ def run(output: Path, seed: int) -> None:
             for kind in ("png", "svg"):
                 storage.write_bytes(output / f"{name}.{kind}", figures.render(figure, kind))
                 progress.advance(pictures_task)
-    _write_results(output, seed, moons, found)
+    results = _write_results(output, seed, moons, found)
     _print_half_moons(console, moons)
     _print_digits(console, found)
     console.print(f"\nPictures and tables: {output.resolve()}", soft_wrap=True, highlight=False)
+    return results
 
 
 def _print_half_moons(console: Console, moons: HalfMoons) -> None:
@@ -103,7 +105,7 @@ def _numbers(row: ScoreRow) -> list[float]:
     return [row.auroc_wrong.value, row.aucea, row.auroc_novel, *row.accuracy]
 
 
-def _write_results(output: Path, seed: int, moons: HalfMoons, found: Digits) -> None:
+def _write_results(output: Path, seed: int, moons: HalfMoons, found: Digits) -> dict[str, Any]:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     ends = ["auroc_wrong_low", "auroc_wrong_high"]
@@ -118,7 +120,7 @@ def _write_results(output: Path, seed: int, moons: HalfMoons, found: Digits) -> 
     storage.write_bytes(output / "digits.csv", text.getvalue().encode())
 
     known = ~found.novel
-    results = {
+    results: dict[str, Any] = {
         "terrafirma": __version__,
         "python": platform.python_version(),
         "seed": seed,
@@ -142,3 +144,4 @@ def _write_results(output: Path, seed: int, moons: HalfMoons, found: Digits) -> 
         },
     }
     storage.write_bytes(output / "results.json", (json.dumps(results, indent=2) + "\n").encode())
+    return results
