@@ -548,11 +548,11 @@ def calibrate(**changed):
         ),
         (
             calibrate(unreliability=[[1.0, 2.0]]),
-            "unreliability must be a one-dimensional array of at least 1 numbers. Got float64 of shape (1, 2).",
+            "unreliability must be a one-dimensional array of numbers, not empty. Got float64 of shape (1, 2).",
         ),
         (
             calibrate(unreliability=[]),
-            "unreliability must be a one-dimensional array of at least 1 numbers. Got float64 of shape (0,).",
+            "unreliability must be a one-dimensional array of numbers, not empty. Got float64 of shape (0,).",
         ),
         (
             calibrate(errors=[0, 2]),

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from terrafirma.core._checks import as_array, check_count, check_errors, check_metric_value, check_share
+from terrafirma.core._checks import as_array, check_count, check_errors, check_metric_value, check_scores, check_share
 from terrafirma.core.patterns import BoolArray, FloatArray, IntArray
 from terrafirma.errors import InvalidInput, UndefinedMetric
 
@@ -214,7 +214,7 @@ def bootstrap(
     confidence = check_share("confidence", confidence, "the share of such intervals that hold the true value")
     if not callable(metric):
         raise InvalidInput(f"metric must be a function such as metrics.auroc, and come first. Got {metric!r:.80}.")
-    u = _scores(unreliability)
+    u = check_scores(unreliability)
     truth = as_array(truth, "truth")
     if truth.shape[:1] != u.shape:
         raise InvalidInput(f"truth must have {len(u)} rows, as unreliability. Got shape {truth.shape}.")
@@ -263,27 +263,13 @@ def _published_counts(u: FloatArray, errors: FloatArray, thresholds: int) -> tup
     return accepted.astype(np.float64), cumulated[accepted]
 
 
-def _scores(unreliability: Any) -> FloatArray:
-    u = as_array(unreliability, "unreliability")
-    if u.dtype.kind not in "bfiu" or u.ndim != 1 or len(u) == 0:
-        raise InvalidInput(
-            f"unreliability must be a one-dimensional array of numbers, not empty. Got {u.dtype} of shape {u.shape}."
-        )
-    u = u.astype(np.float64)
-    if np.isnan(u).any():
-        raise InvalidInput(
-            f"unreliability must not be NaN. Got NaN in row {int(np.argmax(np.isnan(u)))}; look for its cause."
-        )
-    return u
-
-
 def _scores_and_errors(unreliability: Any, errors: Any) -> tuple[FloatArray, FloatArray]:
-    u = _scores(unreliability)
+    u = check_scores(unreliability)
     return u, check_errors(errors, len(u), remedy=ORDER)
 
 
 def _scores_and_wrong(unreliability: Any, wrong: Any) -> tuple[FloatArray, BoolArray]:
-    u = _scores(unreliability)
+    u = check_scores(unreliability)
     values = check_errors(wrong, len(u), name="wrong", remedy=ORDER)
     if not ((values == 0) | (values == 1)).all():
         row = int(np.argmax((values != 0) & (values != 1)))

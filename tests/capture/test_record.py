@@ -1,4 +1,8 @@
 import re
+import signal
+import subprocess
+import sys
+import time
 from copy import deepcopy
 
 import numpy as np
@@ -200,6 +204,29 @@ def test_the_network_runs_once(mlp, data):
     assert network.rows == 300
 
 
+SLOW_CAPTURE = """
+import sys, time
+import numpy as np
+from sklearn.neural_network import MLPClassifier
+from terrafirma.capture import parts
+from terrafirma.capture.record import record
+
+parts.SECONDS = 0.0
+saved = np.load(sys.argv[1])
+X, y = saved["X"], saved["y"]
+mlp = MLPClassifier((12, 8), max_iter=1).fit(X, y)
+mlp.coefs_, mlp.intercepts_ = ([saved[f"{letter}{i}"] for i in range(3)] for letter in "Wb")
+
+class Slow:
+    def __iter__(self):
+        for first in range(0, len(X), 10):
+            yield X[first : first + 10], y[first : first + 10]
+            time.sleep(0.1)
+
+record(mlp, Slow(), path=sys.argv[2])
+"""
+
+
 class TestResuming:
     @pytest.fixture(autouse=True)
     def part_after_every_batch(self, monkeypatch):
@@ -249,6 +276,23 @@ class TestResuming:
         network = CountingNetwork(mlp)
         record(network, data, features=True, path=killed, batch_size=32)
         assert network.rows == 300 - 128 - 4 * 32
+
+    @pytest.mark.skipif(sys.platform == "win32", reason="sends a signal")
+    def test_goes_on_after_a_process_was_killed(self, mlp, data, tmp_path):
+        path, saved = tmp_path / "train.safetensors", tmp_path / "data.npz"
+        weights = {f"W{i}": W for i, W in enumerate(mlp.coefs_)} | {f"b{i}": b for i, b in enumerate(mlp.intercepts_)}
+        np.savez(saved, X=data[0], y=data[1], **weights)
+        process = subprocess.Popen([sys.executable, "-W", "ignore", "-c", SLOW_CAPTURE, saved, path])
+        parts, deadline = path.with_name(path.name + ".parts"), time.monotonic() + 60
+        while len(list(parts.glob("*.safetensors"))) < 2 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        process.kill()  # which nothing can catch
+        assert process.wait() == -signal.SIGKILL
+        assert not path.exists()
+        network = CountingNetwork(mlp)
+        rec = record(network, data, path=path, batch_size=10)
+        assert 0 < network.rows <= 300 - 2 * 10
+        assert np.array_equal(rec.patterns.words, record(mlp, data).patterns.words)
 
     @pytest.mark.parametrize(
         "change", [lambda X, y: (X + 1e-9, y), lambda X, y: (X[:100], y[:100]), lambda X, y: (X, y[::-1])]

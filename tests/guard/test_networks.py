@@ -1,5 +1,8 @@
 """Guards of real networks, the same one in each framework: equal patterns, equal decisions, and one graph of all of it."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
@@ -163,6 +166,59 @@ def test_dict_batches_reach_networks_by_name(rng):
     assert torch.equal(wrapped.unreliability, verdict.unreliability)
 
 
+def test_several_inputs_reach_a_wrapped_network_by_position(rng):
+    class Sum(nn.Module):
+        """Of two inputs."""
+
+        def __init__(self):
+            super().__init__()
+            self.a, self.b, self.head = nn.Linear(3, 16), nn.Linear(2, 16), nn.Linear(16, 2)
+
+        def forward(self, left, right):
+            return self.head(torch.relu(self.a(left) + self.b(right)))
+
+    torch.manual_seed(0)
+    net = Sum()
+    X = tuple(torch.tensor(rng.normal(size=(200, n)), dtype=torch.float32) for n in (3, 2))
+    y = record(net, (X, None)).predictions
+    halves = [(tuple(x[rows] for x in X), y[rows]) for rows in (slice(100), slice(100, 200))]
+    guard = Guard(net, SubfunctionBound(2.0)).fit(*halves, verbose=False)
+    output, unreliability, accepted = guard.wrap()(*X)
+    assert torch.equal(output.argmax(1), torch.tensor(y))
+    assert np.array_equal(unreliability.numpy(), guard.unreliability((X, y)))
+    assert accepted.dtype == torch.bool
+
+
+WITHOUT_TORCH = """
+import sys
+
+class NoTorch:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "torch":
+            raise ImportError("no torch here")
+
+sys.meta_path.insert(0, NoTorch())
+import numpy as np, terrafirma
+
+X, y = (np.load(name) for name in sys.argv[2:4])
+guard = terrafirma.Guard(sys.argv[1], terrafirma.SubfunctionBound(4.0))
+guard.fit((X[:200], y[:200]), (X[200:], y[200:]), risk=0.5, verbose=False)
+guard.export(sys.argv[4])
+np.save(sys.argv[5], guard.predict(X).unreliability)
+assert "torch" not in sys.modules
+"""
+
+
+def test_onnx_networks_need_no_torch(case, tmp_path):
+    _, _, path, X, y = case
+    np.save(tmp_path / "X.npy", X)
+    np.save(tmp_path / "y.npy", y)
+    files = [tmp_path / name for name in ("X.npy", "y.npy", "guarded.onnx", "u.npy")]
+    subprocess.run([sys.executable, "-c", WITHOUT_TORCH, path, *files], check=True)
+    guard = Guard(path, SubfunctionBound(4.0)).fit((X[:200], y[:200]), (X[200:], y[200:]), risk=0.5, verbose=False)
+    assert np.array_equal(np.load(files[-1]), guard.predict(X).unreliability)
+
+
 def test_layers_of_equal_width_are_not_mistaken_for_each_other(tmp_path):
     """Two samples alone could not tell them apart."""
     torch.manual_seed(3)
@@ -223,6 +279,9 @@ def test_names_with_brackets_are_names(tmp_path, rng):
     guard = Guard(tmp_path / "net.onnx", SubfunctionBound(2.0)).fit((X[:50], y[:50]), (X[50:], y[50:]), verbose=False)
     assert guard.state.layer_names == ("layer[0]/relu",)
     assert guard.predict(X).unreliability.shape == (100,)
+    guard.export(tmp_path / "g.onnx")
+    session = ort.InferenceSession(tmp_path / "g.onnx", providers=["CPUExecutionProvider"])
+    np.testing.assert_allclose(session.run(["unreliability"], {"x": X})[0], guard.predict(X).unreliability, atol=1e-4)
 
 
 def test_recordings_say_how_maps_were_reduced(case):

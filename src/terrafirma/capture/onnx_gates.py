@@ -99,7 +99,10 @@ class OnnxGraph:
             return self.gates[-1:]
         chosen: dict[int, Gate] = {}
         for pattern in layers:
-            meant = [gate for gate in self.gates if is_chosen(gate.name, 1, [pattern])] or [self._named(pattern)]
+            exact = [gate for gate in self.gates if gate.name == pattern]  # though it may read as a glob of others, too
+            meant = (
+                exact or [gate for gate in self.gates if is_chosen(gate.name, 1, [pattern])] or [self._named(pattern)]
+            )
             chosen.update((gate.position, gate) for gate in meant)
         return [gate for _, gate in sorted(chosen.items())]
 

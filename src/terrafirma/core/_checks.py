@@ -17,6 +17,7 @@ __all__ = [
     "check_errors",
     "check_metric_value",
     "check_positive",
+    "check_scores",
     "check_share",
 ]
 
@@ -66,6 +67,20 @@ def check_errors(
         remedy = "leave out such rows, here and in what goes with them" if np.isnan(values[row]) else remedy
         raise InvalidInput(f"{name} must lie in [0, 1]. Got {values[row]} in row {first + row}; {remedy}.")
     return values
+
+
+def check_scores(
+    unreliability: Any, name: str = "unreliability", *, may_be_empty: bool = False
+) -> npt.NDArray[np.float64]:
+    """An unreliability as float64 (n,) without NaN."""
+    u = as_array(unreliability, name)
+    if u.dtype.kind not in "bfiu" or u.ndim != 1 or (len(u) == 0 and not may_be_empty):
+        rule = "numbers" if may_be_empty else "numbers, not empty"
+        raise InvalidInput(f"{name} must be a one-dimensional array of {rule}. Got {u.dtype} of shape {u.shape}.")
+    u = u.astype(np.float64)
+    if np.isnan(u).any():
+        raise InvalidInput(f"{name} must not be NaN. Got NaN in row {int(np.argmax(np.isnan(u)))}; look for its cause.")
+    return u
 
 
 def check_positive(name: str, value: Any, meaning: str) -> float:

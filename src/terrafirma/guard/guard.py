@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import os
 import time
 from collections.abc import Sequence
@@ -106,7 +105,7 @@ class Guard:
         if isinstance(train, Recorded) and train.source is not None and self._network is not None:
             files.check_network(self._network, (train.source.model, train.source.model_fingerprint))
         reduce = self.reduce if trained.source is None else cast("Reduction", trained.source.reduce)
-        alike = _exactly(trained.layer_names) or self.layers, reduce
+        alike = trained.layer_names or self.layers, reduce
         validated = self._recorded(validation, "validation", *alike)
         calibrated = None if calibration is None else self._recorded(calibration, "calibration", *alike)
         recorded = time.monotonic()
@@ -285,7 +284,7 @@ class Guard:
     def _alike(self) -> tuple[Sequence[str] | None, Reduction]:
         """What to record as in the fit: the layers, by their exact names, and how to reduce maps."""
         state = self._fitted("predict")
-        return _exactly(state.layer_names) or self.layers, state.reduce
+        return state.layer_names or self.layers, state.reduce
 
     def _recorded(self, data: Any, name: str, layers: Sequence[str] | None, reduce: Reduction) -> Recorded:
         """Labelled data, recorded, with an error for each sample."""
@@ -337,11 +336,6 @@ class Guard:
         if labels is not None and is_classification(outputs, labels):
             return recorded.predictions
         return outputs.reshape(len(outputs)).copy() if outputs.size == len(outputs) else outputs.copy()
-
-
-def _exactly(names: Sequence[str]) -> list[str]:
-    """Names that mean these layers alone, whatever characters they have."""
-    return [glob.escape(name) for name in names]
 
 
 def _checked_score(score: Any) -> SubfunctionBound | Score | None:

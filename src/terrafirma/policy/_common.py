@@ -7,15 +7,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, Self
 
-import numpy as np
 import numpy.typing as npt
 
 from terrafirma import storage
-from terrafirma.core._checks import as_array, check_errors
+from terrafirma.core._checks import check_errors, check_scores
 from terrafirma.core.patterns import FloatArray
-from terrafirma.errors import BadFile, InvalidInput
+from terrafirma.errors import BadFile
 
-__all__ = ["Arrays", "Settings", "Stored", "check_scores", "scores_and_errors"]
+__all__ = ["Arrays", "Settings", "Stored", "scores_and_errors"]
 
 REMEDY = "the unreliability comes first; for a classifier's errors use prediction != label"
 Arrays = Mapping[str, npt.NDArray[Any]]
@@ -46,19 +45,6 @@ class Stored(ABC):
             return cls.from_arrays(arrays, settings)
         except (KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
             raise BadFile(f"{path} does not hold a whole {cls.__name__} ({error!r:.200}). Save it again.") from error
-
-
-def check_scores(unreliability: Any, name: str = "unreliability", least: int = 1) -> FloatArray:
-    """An unreliability as float64 (n,) without NaN."""
-    u = as_array(unreliability, name)
-    if u.dtype.kind not in "bfiu" or u.ndim != 1 or len(u) < least:
-        raise InvalidInput(
-            f"{name} must be a one-dimensional array of at least {least} numbers. Got {u.dtype} of shape {u.shape}."
-        )
-    u = u.astype(np.float64)
-    if np.isnan(u).any():
-        raise InvalidInput(f"{name} must not be NaN. Got NaN in row {int(np.argmax(np.isnan(u)))}; look for its cause.")
-    return u
 
 
 def scores_and_errors(unreliability: Any, errors: Any) -> tuple[FloatArray, FloatArray]:

@@ -8,10 +8,10 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from terrafirma.core._checks import check_count
+from terrafirma.core._checks import check_count, check_scores
 from terrafirma.core.patterns import FloatArray, IntArray
 from terrafirma.errors import InvalidInput
-from terrafirma.policy._common import Arrays, Settings, Stored, check_scores, scores_and_errors
+from terrafirma.policy._common import Arrays, Settings, Stored, scores_and_errors
 
 __all__ = ["ErrorProbability", "Reliability"]
 
@@ -92,7 +92,7 @@ class ErrorProbability(Stored):
 
     def probability(self, unreliability: Any) -> FloatArray:
         """Probability of error, float64 (n,)."""
-        step = np.searchsorted(self.thresholds, check_scores(unreliability, least=0), side="left")
+        step = np.searchsorted(self.thresholds, check_scores(unreliability, may_be_empty=True), side="left")
         return self.values[np.minimum(step, len(self.values) - 1)]
 
     def reliability(self, unreliability: Any, errors: Any, bins: int = 10) -> Reliability:

@@ -9,10 +9,10 @@ from typing import Any, Self, overload
 import numpy as np
 import numpy.typing as npt
 
-from terrafirma.core._checks import as_array, check_count, check_positive, check_share
+from terrafirma.core._checks import as_array, check_count, check_positive, check_scores, check_share
 from terrafirma.core.patterns import BoolArray, FloatArray
 from terrafirma.errors import InvalidInput
-from terrafirma.policy._common import Arrays, Settings, Stored, check_scores, scores_and_errors
+from terrafirma.policy._common import Arrays, Settings, Stored, scores_and_errors
 from terrafirma.policy.certificate import certify, is_binary, risk_upper, why_nothing
 
 __all__ = ["GroupPolicy", "Policy"]
@@ -216,7 +216,7 @@ class Policy(Stored):
 
     def accept(self, unreliability: Any) -> BoolArray:
         """Whether to accept each prediction, bool (n,)."""
-        u = check_scores(unreliability, least=0)
+        u = check_scores(unreliability, may_be_empty=True)
         return (u <= self.threshold) & (self.threshold > -math.inf)
 
     def to_arrays(self) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
@@ -286,7 +286,7 @@ class GroupPolicy(Stored):
 
     def accept(self, unreliability: Any, groups: Any) -> BoolArray:
         """Whether to accept each prediction by the policy of its group, bool (n,)."""
-        u = check_scores(unreliability, least=0)
+        u = check_scores(unreliability, may_be_empty=True)
         groups = _checked_groups(groups, len(u))
         accepted = np.zeros(len(u), dtype=np.bool_)
         for label, policy in zip(self.labels, self.policies, strict=True):
