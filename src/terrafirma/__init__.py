@@ -21,8 +21,9 @@ import numpy  # noqa: F401  # the one heavy package that importing terrafirma lo
 from terrafirma._version import __version__
 
 if TYPE_CHECKING:
-    from terrafirma import errors, metrics
+    from terrafirma import errors, metrics, scores
     from terrafirma.capture.record import layers, record
+    from terrafirma.comparison import Comparison, compare
     from terrafirma.core.bound import BoundTerms
     from terrafirma.core.patterns import PackedPatterns
     from terrafirma.core.regions import RegionTable
@@ -31,11 +32,12 @@ if TYPE_CHECKING:
     from terrafirma.policy import ErrorProbability, GroupPolicy, Policy
     from terrafirma.recorded import ClippedError, Recorded
     from terrafirma.scores.subfunction import SubfunctionBound
-    from terrafirma.selection import Selection, select
+    from terrafirma.scores.subfunction_search import Selection, select
 
 __all__ = [
     "BoundTerms",
     "ClippedError",
+    "Comparison",
     "ErrorProbability",
     "Exponential",
     "Gaussian",
@@ -49,16 +51,19 @@ __all__ = [
     "SubfunctionBound",
     "Tabulated",
     "__version__",
+    "compare",
     "errors",
     "layers",
     "metrics",
     "record",
+    "scores",
     "select",
 ]
 
 _HOME = {
     "BoundTerms": "terrafirma.core.bound",
     "ClippedError": "terrafirma.recorded",
+    "Comparison": "terrafirma.comparison",
     "ErrorProbability": "terrafirma.policy",
     "Exponential": "terrafirma.core.weighting",
     "Gaussian": "terrafirma.core.weighting",
@@ -68,14 +73,15 @@ _HOME = {
     "Policy": "terrafirma.policy",
     "Recorded": "terrafirma.recorded",
     "RegionTable": "terrafirma.core.regions",
-    "Selection": "terrafirma.selection",
+    "Selection": "terrafirma.scores.subfunction_search",
     "SubfunctionBound": "terrafirma.scores.subfunction",
     "Tabulated": "terrafirma.core.weighting",
+    "compare": "terrafirma.comparison",
     "layers": "terrafirma.capture.record",
     "record": "terrafirma.capture.record",
-    "select": "terrafirma.selection",
+    "select": "terrafirma.scores.subfunction_search",
 }
-_MODULES = ("errors", "metrics")
+_MODULES = ("errors", "metrics", "scores")
 
 
 def __getattr__(name: str) -> Any:

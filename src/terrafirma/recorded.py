@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,15 @@ __all__ = ["ClippedError", "ErrorFunction", "Recorded", "Source", "check_no_nan"
 KIND = "Recorded"
 ErrorFunction = Callable[[npt.NDArray[Any], npt.NDArray[Any]], Any]
 BY_ROW = ("outputs", "features", "labels", "errors", "inputs")  # arrays with one row each sample
-WHERE = {"errors": "labels, or errors", "layers": "features=True", "features": "features=True"}
+FIELDS = ("patterns", *BY_ROW, "layers", "stochastic", "head")
+WHERE = {
+    "errors": "labels, or errors",
+    "layers": "features=True",
+    "features": "features=True",
+    "head": "features=True, of the layer before the last",
+    "inputs": "inputs=True",
+    "stochastic": "dropout=0.5, or several",
+}
 
 
 @dataclass(frozen=True)
@@ -71,20 +79,20 @@ class Recorded:
         Activation patterns; a bool array (n, M) is packed. Several layers are concatenated in the order in which they ran.
     outputs : array (n, C), or (n, ...) for anything but a classifier
     features : float array (n, units)
-        What the last of the recorded layers gives.
+        What the last of the layers with features gives.
     labels : array (n,)
         Classes from 0, or whatever the network should have given.
     errors : float64 array (n,)
         In [0, 1]; where there are integer labels and outputs of several classes, by default whether the largest output is
         another than the label's.
     layers : dict of name to float array (n, units)
-        The features of each recorded layer.
+        Features by layer, in the order in which they ran; these need not be the layers that patterns are of.
     stochastic : dict of dropout probability to array (passes, n, C)
     inputs : array (n, ...)
     head : (W, b)
         The last linear layer: ``outputs = features @ W.T + b``.
     layer_names, widths : tuples
-        The recorded layers and their shares of a pattern.
+        The layers that patterns are of, and their shares of a pattern.
     source : Source
         Fingerprints of model and data.
 
@@ -136,6 +144,11 @@ class Recorded:
         own = {name: getattr(self, name) for name in ("patterns", *BY_ROW)}
         several = {f"layers[{name!r}]": value for name, value in self.layers.items()}
         rows = {name: len(value) for name, value in (own | several).items() if value is not None}
+        for p, value in self.stochastic.items():
+            if value.ndim < 3:
+                raise InvalidInput(
+                    f"stochastic must hold arrays of shape (passes, n, C). Got {value.shape} at probability {p}; stack passes."
+                )
         return rows | {f"stochastic[{p}]": np.shape(value)[1] for p, value in self.stochastic.items()}
 
     def _check_rows(self) -> None:
@@ -195,6 +208,13 @@ class Recorded:
         parts["stochastic"] = {p: value[:, rows] for p, value in self.stochastic.items()}
         return replace(self, **parts)
 
+    def only(self, names: Iterable[str]) -> Recorded:
+        """These fields, those of them that there are, and the source."""
+        kept = {name: getattr(self, name) for name in names if name in FIELDS}
+        if "patterns" in kept:
+            kept |= {"layer_names": self.layer_names, "widths": self.widths}
+        return Recorded(**kept, source=self.source)
+
     def __repr__(self) -> str:
         rows = {name for name in ("patterns", *BY_ROW) if getattr(self, name) is not None}
         units = "" if self.patterns is None else f" of {self.patterns.n_units} units"
@@ -203,11 +223,14 @@ class Recorded:
             f"patterns{units}{layers}" if name == "patterns" else name for name in ("patterns", *BY_ROW) if name in rows
         ]
         wrong = "" if self.errors is None or not len(self) else f"; mean error {self.errors.mean():.4g}"
-        return f"<Recorded {len(self)} samples: {', '.join(names)}{wrong}>"
+        more = [f"features of {len(self.layers)} layers"] * (len(self.layers) > 1)
+        more += [f"{len(value)} passes with dropout {p}" for p, value in self.stochastic.items()]
+        also = "".join(f"; {part}" for part in [", ".join(more), "head" * (self.head is not None)] if part)
+        return f"<Recorded {len(self)} samples: {', '.join(names)}{wrong}{also}>"
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write everything to one file (safetensors with a JSON header)."""
-        arrays, settings = self._to_arrays()
+        arrays, settings = self.to_arrays()
         storage.write_arrays(path, KIND, arrays, settings)
 
     @classmethod
@@ -215,17 +238,20 @@ class Recorded:
         """Read what ``save`` wrote."""
         arrays, settings = storage.read_arrays(path, KIND)
         try:
-            return cls._from_arrays(arrays, settings)
+            return cls.from_arrays(arrays, settings)
         except (KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
             raise BadFile(f"{Path(path)} does not hold a whole Recorded ({error!r:.200}). Record it again.") from error
 
-    def _to_arrays(self) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
+    def to_arrays(self) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
+        """All that a file needs: arrays, and settings that JSON holds."""
         arrays = {name: getattr(self, name) for name in BY_ROW if getattr(self, name) is not None}
-        if self.layer_names and self.features is self.layers.get(self.layer_names[-1]):
-            arrays.pop("features", None)  # once is enough
-        arrays |= {f"layers/{name}": value for name, value in self.layers.items()}
-        arrays |= {f"stochastic/{p!r}": value for p, value in self.stochastic.items()}
         settings: dict[str, Any] = {"layer_names": list(self.layer_names), "widths": list(self.widths)}
+        settings["layers"] = list(self.layers)  # a file keeps no order
+        settings["features"] = next((name for name, value in self.layers.items() if value is self.features), None)
+        if settings["features"] is not None:
+            del arrays["features"]  # once is enough
+        arrays |= {f"layers/{name}": value for name, value in self.layers.items()}
+        arrays |= {f"stochastic/{p!r}": np.moveaxis(value, 1, 0) for p, value in self.stochastic.items()}  # as captured
         if self.patterns is not None:
             arrays["words"] = self.patterns.words
             settings["n_units"] = self.patterns.n_units
@@ -236,17 +262,21 @@ class Recorded:
         return arrays, settings
 
     @classmethod
-    def _from_arrays(cls, arrays: dict[str, npt.NDArray[Any]], settings: dict[str, Any]) -> Recorded:
+    def from_arrays(cls, arrays: dict[str, npt.NDArray[Any]], settings: dict[str, Any]) -> Recorded:
+        """What ``to_arrays`` gave, or an error of any kind where it is not whole."""
+
         def under(prefix: str) -> dict[str, npt.NDArray[Any]]:
             return {name.removeprefix(prefix): value for name, value in arrays.items() if name.startswith(prefix)}
 
         layers, names = under("layers/"), tuple(settings["layer_names"])
-        if names and names[-1] in layers:
-            arrays = {"features": layers[names[-1]]} | arrays
+        layers = {name: layers[name] for name in settings.get("layers", layers)}
+        same = settings.get("features", names[-1] if names else None)
+        if same in layers:
+            arrays = {"features": layers[same]} | arrays
         return cls(
             patterns=PackedPatterns(arrays["words"], settings["n_units"]) if "words" in arrays else None,
             layers=layers,
-            stochastic={float(p): value for p, value in under("stochastic/").items()},
+            stochastic={float(p): np.moveaxis(value, 1, 0) for p, value in under("stochastic/").items()},
             head=(arrays["head/W"], arrays["head/b"]) if "head/W" in arrays else None,
             layer_names=names,
             widths=tuple(settings["widths"]),

@@ -1,197 +1,56 @@
-"""The search over hyperparameters, on validation data only.
+"""The choice among hyperparameters, one for all scores: by a metric on validation data, and on nothing else.
 
-Implements a:algo. Distances do not depend on rho and delta: each pair is compared for the whole grid, not for each setting.
+Implements a:algo. What is compared are whole candidates; how each came by its unreliability is its own affair.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable
+from typing import Any, Generic, NamedTuple, TypeVar
 
-import numpy as np
 import numpy.typing as npt
 
 from terrafirma import metrics
-from terrafirma.core._checks import as_array, check_delta, check_errors, check_metric_value
-from terrafirma.core._threads import row_ranges
-from terrafirma.core.bound import KernelSums, Smoother, bound_terms, log_relative_bound
-from terrafirma.core.normalizers import Normalizers, normalize
-from terrafirma.core.patterns import FloatArray, PackedPatterns, as_patterns
-from terrafirma.core.regions import RegionTable
-from terrafirma.core.sums import CHUNK_BYTES, distance_histograms
-from terrafirma.core.weighting import Gaussian
+from terrafirma.core._checks import check_metric_value
+from terrafirma.core.patterns import FloatArray
 from terrafirma.errors import InvalidInput
-from terrafirma.scores.subfunction import SubfunctionBound, training_table
 
-__all__ = ["DELTAS", "Selection", "default_rhos", "select", "select_for"]
+__all__ = ["Choice", "Metric", "choose", "metric_function"]
 
-DELTAS = (0.001, 0.01, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)  # the paper's grid
-N_RHOS = 9
-RHO_ROWS = 1000  # validation rows whose distances set the default grid
 LOWER_IS_BETTER = (metrics.aurc, metrics.e_aurc, metrics.augrc, metrics.fpr_at_tpr)
 Metric = Callable[..., float]
+T = TypeVar("T")
 
 
-@dataclass(frozen=True, eq=False)
-class Selection:
-    """The outcome of a search.
+class Choice(NamedTuple, Generic[T]):
+    """The best candidate, and the metric of each in turn."""
 
-    Attributes
-    ----------
-    best : SubfunctionBound
-        Fitted, with the best rho and delta.
-    table : record array
-        One row for each (rho, delta), in the order of the search, with fields ``rho``, ``delta`` and ``metric``.
-    chance : float, optional
-        The metric of a random order, for the metrics that go by name: what the best must beat to be worth anything.
-
-    """
-
-    best: SubfunctionBound
-    table: np.recarray[Any, Any]
-    chance: float | None = None
-
-    @property
-    def metric(self) -> float:
-        """The validation metric of the best."""
-        return float(self.table.metric.max())
-
-    def __repr__(self) -> str:
-        chance = "" if self.chance is None else f" (a random order: {self.chance:.4f})"
-        return f"<Selection best={self.best!r}, metric {self.metric:.4f}{chance}, {len(self.table)} settings tried>"
+    best: T
+    metrics: list[float]
 
 
-def select(
-    X_train: Any,
-    errors_train: Any,
-    X_val: Any,
-    errors_val: Any,
-    rhos: Sequence[float] | None = None,
-    deltas: Sequence[float] | None = None,
+def choose(
+    candidates: Iterable[tuple[T, FloatArray, npt.NDArray[Any]]],
     metric: str | Metric = "aucea",
     thresholds: int | None = None,
-) -> Selection:
-    """Fit on training data for the rho and delta that rank the validation errors best.
+) -> Choice[T]:
+    """The candidate whose unreliability ranks the validation errors best; of equals, the first.
 
-    Parameters
-    ----------
-    X_train, X_val : array (n, M) or PackedPatterns
-    errors_train, errors_val : array (n,)
-        Errors in [0, 1].
-    rhos : sequence of float, optional
-        By default nine from the median nearest to the median distance of validation to training patterns; where the
-        smallest of these wins, also narrower ones down to one bit.
-    deltas : sequence of float, optional
-        By default the paper's eleven.
-    metric : "aucea", "auroc" or a function of (unreliability, errors), higher = better
-    thresholds : int, optional
-        1000 for the metric as published; exact by default.
-
-    Of equal entries the first one wins. Out-of-distribution data has no place here.
-
+    ``candidates`` are anything, its unreliability and the errors to rank; only the best so far is kept.
     """
-    _metric(metric, thresholds)  # rather now than after the work
-    table = training_table(X_train, errors_train, "_train")
-    return select_for(table, X_val, errors_val, rhos, deltas, metric, thresholds)
+    measure = metric_function(metric, thresholds)
+    best: list[T] = []
+    found: list[float] = []
+    for candidate, unreliability, errors in candidates:
+        value = measure(unreliability, errors)
+        if not found or value > max(found):
+            best = [candidate]
+        found.append(value)
+    return Choice(best[0], found)
 
 
-def select_for(
-    table: RegionTable,
-    X_val: Any,
-    errors_val: Any,
-    rhos: Sequence[float] | None = None,
-    deltas: Sequence[float] | None = None,
-    metric: str | Metric = "aucea",
-    thresholds: int | None = None,
-) -> Selection:
-    """``select`` for training data that is a table already."""
-    score = _metric(metric, thresholds)
-    val = as_patterns(X_val, n_units=table.n_units, name="X_val")
-    errors = check_errors(errors_val, len(val), name="errors_val")
-    errors.setflags(write=False)  # a metric of the user's must not change what the next setting sees
-    if len(val) == 0:
-        raise InvalidInput("X_val must have at least one row to select on. Got none.")
-    rhos = None if rhos is None else _grid("rhos", rhos)
-    deltas = DELTAS if deltas is None else _grid("deltas", deltas)
-    for delta in deltas:
-        check_delta(delta)
-
-    ranked = log_relative_bound if isinstance(metric, str) else _log_bound
-
-    def sweep(widths: Sequence[float]) -> list[_Setting]:
-        """All settings of these widths, together."""
-        weightings = [Gaussian(rho) for rho in widths]
-        norms = normalize(table, weightings)
-        sums = Smoother.prepare(table, weightings, norms).sums(val)
-        return [
-            _Setting(rho, delta, score(ranked(at_rho, delta, table.n_samples), errors), norm)
-            for rho, norm, at_rho in zip(widths, norms, sums, strict=True)
-            for delta in deltas
-        ]
-
-    settings = sweep(default_rhos(val, table) if rhos is None else rhos)
-    # the edge has won: look beyond it
-    if rhos is None and 1 < _best(settings).rho == settings[0].rho:
-        settings += sweep(_narrower(settings[0].rho))
-    best = _best(settings)
-    grid = np.rec.array(
-        [setting[:3] for setting in settings], dtype=[(name, np.float64) for name in _Setting._fields[:3]]
-    )
-    chance = score(np.zeros(len(val)), errors) if isinstance(metric, str) and thresholds is None else None
-    return Selection(SubfunctionBound.from_parts(best.rho, best.delta, table, best.norm), grid, chance)
-
-
-def _log_bound(sums: KernelSums, delta: float, N: int) -> FloatArray:
-    return bound_terms(sums, delta, N).log_bound
-
-
-class _Setting(NamedTuple):
-    rho: float
-    delta: float
-    metric: float
-    norm: Normalizers
-
-
-def _best(settings: list[_Setting]) -> _Setting:
-    """The setting with the greatest metric; of equals, the first."""
-    return max(settings, key=lambda setting: setting.metric)
-
-
-def _narrower(rho: float) -> tuple[float, ...]:
-    """Widths below ``rho`` down to one bit, each 1 / sqrt(2) of the one before."""
-    steps = math.ceil(2 * math.log2(rho))
-    return tuple(max(rho * 2 ** (-step / 2), 1.0) for step in range(1, steps + 1))
-
-
-def default_rhos(val: PackedPatterns, table: RegionTable) -> tuple[float, ...]:
-    """Nine widths in geometric steps, from the median nearest to the median distance of validation to training patterns.
-
-    Distances of at most 1000 validation rows, evenly spaced, decide.
-    """
-    sample = val[:: -(-len(val) // RHO_ROWS)]
-    nearest = np.empty(len(sample))
-    by_distance = np.zeros(table.n_units + 1)
-    for rows in row_ranges(len(sample), max(1, CHUNK_BYTES // by_distance.nbytes)):
-        histograms = distance_histograms(sample[rows], table.panels, table.panel_counts)
-        nearest[rows] = (histograms > 0).argmax(axis=1)
-        by_distance += histograms.sum(axis=0)
-    cumulated = np.cumsum(by_distance)
-    median = np.searchsorted(cumulated, cumulated[-1] / 2)
-    low = max(float(np.median(nearest)), 1.0)
-    return tuple(np.geomspace(low, median, N_RHOS).tolist()) if median > low else (low,)
-
-
-def _grid(name: str, values: Sequence[float]) -> tuple[Any, ...]:
-    many = isinstance(values, Iterable) and getattr(values, "ndim", 1) > 0
-    grid = tuple(as_array(list(values) if many else [values], name).ravel().tolist())
-    if not grid:
-        raise InvalidInput(f"{name} must have at least one value to try. Got none; leave it out for the default grid.")
-    return grid
-
-
-def _metric(metric: str | Metric, thresholds: int | None) -> Callable[[FloatArray, npt.NDArray[Any]], float]:
+def metric_function(metric: str | Metric, thresholds: int | None) -> Callable[[FloatArray, npt.NDArray[Any]], float]:
+    """A function of (unreliability, errors) that grows with quality, for a name or a function of the user's."""
     if callable(metric):
         if metric in LOWER_IS_BETTER:
             raise InvalidInput(

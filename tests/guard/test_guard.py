@@ -250,7 +250,7 @@ class TestFitAndPredict:
         assert guard.state.score.sizes == (700, 350)
         verdict = guard.predict(X)
         assert np.array_equal(verdict.unreliability, entropy(verdict.output))
-        assert "score        Entropy\n" in guard.summary()
+        assert "score        Entropy: on 350 samples (half of validation), AUCEA " in guard.summary()
         message = "This needs the subfunction bound. Got a guard with Entropy; leave score out of Guard(...)."
         with pytest.raises(InvalidInput, match=re.escape(message)):
             guard.explain(X)
@@ -598,8 +598,8 @@ class TestRefused:
         ("arguments", "message"),
         [
             (
-                {"score": "entropy"},
-                "score must have fit and unreliability, as SubfunctionBound(rho=16.0) has. Got 'entropy'; leave it out",
+                {"score": 3.0},
+                "score must have fit and unreliability, as SubfunctionBound(rho=16.0) has. Got 3.0; leave it out",
             ),
             (
                 {"score": SubfunctionBound},

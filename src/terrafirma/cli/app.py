@@ -12,6 +12,7 @@ import typer
 from terrafirma._version import __version__
 from terrafirma.capture.record import BATCH_SIZE
 from terrafirma.capture.record import layers as layers_of
+from terrafirma.capture.record import record as record_of
 from terrafirma.cli import scores
 from terrafirma.cli.networks import named_network, zeros_for
 from terrafirma.cli.options import (
@@ -83,6 +84,9 @@ def fit(  # noqa: PLR0913  # one parameter for each option
     reduce: Annotated[Reduce, typer.Option(help="Of maps: every position, any of them, or their mean.")] = Reduce.none,
     risk: Risk = 0.02,
     confidence: Confidence = 0.95,
+    score: Annotated[
+        str | None, typer.Option(help="Name of a score (terrafirma scores lists them); by default subfunction.")
+    ] = None,
     rho: Rho = None,
     delta: Delta = None,
     error: ErrorName = None,
@@ -94,14 +98,16 @@ def fit(  # noqa: PLR0913  # one parameter for each option
     network = _network(onnx, model, weights, needed=any(is_sample_file))
     if (rho is None) != (delta is None):
         raise typer.BadParameter("--rho and --delta must be given together, or neither, to select both.")
+    if score is not None and rho is not None:
+        raise typer.BadParameter("--rho and --delta belong to the subfunction bound. Leave out --score, or them.")
 
     from terrafirma.guard import files
     from terrafirma.guard.guard import Guard
     from terrafirma.scores.subfunction import SubfunctionBound
 
     files.check_target(output)
-    score = None if rho is None or delta is None else SubfunctionBound(rho, delta)
-    guard = Guard(network, score, layer or None, reduce.value, as_error(error), batch_size)
+    chosen = score if rho is None or delta is None else SubfunctionBound(rho, delta)
+    guard = Guard(network, chosen, layer or None, reduce.value, as_error(error), batch_size)
     trained, validated = (read_samples(path, batch_size, labelled=True) for path in (train, validation))
     calibrated = None if calibration is None else read_samples(calibration, batch_size, labelled=True)
     guard.fit(trained, validated, calibrated, risk, confidence, verbose=False).save(output)
@@ -109,6 +115,95 @@ def fit(  # noqa: PLR0913  # one parameter for each option
         print_json({"guard": output, **files.about(output)})
     else:
         print(f"{guard.summary()}\nGuard saved in {output}")
+
+
+@app.command()
+def record(  # noqa: PLR0913  # one parameter for each option
+    data: Annotated[Path, typer.Option(help="Samples with labels: .npz or .parquet.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The recording to write, .safetensors.")],
+    onnx: OnnxFile = None,
+    model: ModelName = None,
+    weights: Weights = None,
+    layer: Annotated[
+        list[str] | None, typer.Option(help="Name or glob of a layer whose patterns to record; by default the last.")
+    ] = None,
+    reduce: Annotated[Reduce, typer.Option(help="Of maps: every position, any of them, or their mean.")] = Reduce.none,
+    features: Annotated[bool, typer.Option("--features", help="Keep what these layers give, too.")] = False,
+    features_of: Annotated[
+        list[str] | None, typer.Option(help="Keep what other layers give, maps averaged; may be repeated.")
+    ] = None,
+    inputs: Annotated[bool, typer.Option("--inputs", help="Keep the inputs.")] = False,
+    dropout: Annotated[
+        list[float] | None, typer.Option(help="Probability for stochastic passes; may be repeated.")
+    ] = None,
+    error: ErrorName = None,
+    batch_size: BatchSize = BATCH_SIZE,
+    as_json: AsJson = False,
+) -> None:
+    """Run a network over samples once and keep what scores need of it; goes on where it was if it is killed."""
+    network = _network(onnx, model, weights)
+    if output.suffix != ".safetensors":
+        raise typer.BadParameter(f"-o must end in .safetensors, the format of recordings. Got {output}.")
+    samples = read_samples(data, batch_size, labelled=True)
+    recorded = record_of(
+        network,
+        samples,
+        layer or None,
+        reduce.value,
+        error=as_error(error),
+        features=features_of or features,
+        inputs=inputs,
+        dropout=dropout or (),
+        path=output,
+        batch_size=batch_size,
+    )
+    if as_json:
+        print_json({"recording": output, "n_samples": len(recorded), "layers": recorded.layer_names})
+    else:
+        print(f"{recorded!r} written to {output}")
+
+
+@app.command()
+def compare(
+    paths: Annotated[
+        list[Path],
+        typer.Argument(metavar="GUARD_OR_RECORDED...", help="Recordings train, validation, test; or guards and test."),
+    ],
+    ood: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=RECORDING", help="Samples that the network must not know.")
+    ] = None,
+    score: Annotated[
+        list[str] | None, typer.Option(help="Name of a score; may be repeated. By default all that can be computed.")
+    ] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="File: .md, .csv, .tex or .json.")] = None,
+    draws: Annotated[int, typer.Option(min=1, help="Bootstrap draws for the intervals.")] = 200,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of these draws.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Measure scores side by side: which tells wrong and unknown samples from right ones best?"""
+    from terrafirma.cli import comparing
+
+    if output is not None:
+        comparing.check_ending(output)
+    found = comparing.comparison_of(paths, score, ood or [], draws=draws, seed=seed)
+    if output is not None:
+        comparing.write(output, found)
+    if as_json:
+        print_json(comparing.as_document(found))
+    else:
+        print(found if output is None else f"Comparison of {len(found.fitted)} scores written to {output}")
+
+
+@app.command("scores")
+def list_scores(as_json: AsJson = False) -> None:
+    """List the scores: what each needs to be recorded, what it costs, where it is from."""
+    from terrafirma.scores import describe
+
+    table = describe()
+    if as_json:
+        print_json({"scores": [dict(zip(table.names, row, strict=True)) for row in table.rows]})
+    else:
+        print(table)
 
 
 @app.command()

@@ -15,7 +15,7 @@ from terrafirma import metrics
 from terrafirma.capture.sklearn import hidden_activations
 from terrafirma.core.patterns import BoolArray, FloatArray
 from terrafirma.scores.logits import entropy, margin, max_response
-from terrafirma.selection import Selection, select
+from terrafirma.scores.subfunction_search import Selection, select
 
 __all__ = ["REFUSED", "Digits", "ScoreRow", "run"]
 

@@ -14,7 +14,7 @@ import numpy as np
 from terrafirma.capture.sklearn import hidden_activations
 from terrafirma.core.patterns import BoolArray, FloatArray, IntArray
 from terrafirma.experiments.linear_regions import LinearRegion, linear_regions
-from terrafirma.selection import Selection, select
+from terrafirma.scores.subfunction_search import Selection, select
 
 __all__ = ["RHOS", "HalfMoons", "run"]
 

@@ -12,7 +12,7 @@ import platform
 import re
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -20,14 +20,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from terrafirma import storage
+from terrafirma import scores, storage
 from terrafirma.capture.network import Network
 from terrafirma.capture.record import as_network
-from terrafirma.core.patterns import FloatArray, PackedPatterns
+from terrafirma.core.patterns import FloatArray
 from terrafirma.errors import BadFile, InvalidInput
 from terrafirma.guard.state import Samples, Selected, State
 from terrafirma.policy import ErrorProbability, Policy
 from terrafirma.recorded import ClippedError, ErrorFunction, Recorded
+from terrafirma.scores.base import Score
 from terrafirma.scores.subfunction import SubfunctionBound
 
 __all__ = ["about", "check_network", "check_target", "load", "save"]
@@ -96,7 +97,7 @@ def load(path: str | os.PathLike[str], model: Any) -> tuple[State, Any, ErrorFun
         arrays, settings = storage.read_arrays(folder / card["arrays"], KIND)
         if {"arrays": card["arrays"], "network_file": card["network_file"]} | settings != card:
             raise BadFile(f"{folder / CARD} and {card['arrays']} do not belong together. Save the guard again.")
-        state = _from_arrays(arrays, settings)
+        state = _from_arrays(arrays, settings, model)
         error = _error_function(settings["error"])
     except (KeyError, TypeError, AttributeError, ValueError, IndexError, FileNotFoundError) as problem:
         if isinstance(problem, BadFile):
@@ -123,14 +124,17 @@ def check_network(network: Network, known: tuple[str, str] | None) -> None:
 
 def _to_arrays(state: State) -> tuple[Arrays, dict[str, Any]]:
     arrays: Arrays = {}
-    bound, score_settings = state.bound.to_arrays()
-    _put(arrays, "score", bound)
+    if not isinstance(state.score, SubfunctionBound | Score):
+        raise InvalidInput(
+            f"A guard that is saved must have a score of terrafirma's, or a registered one. Got {type(state.score).__name__}; "
+            "make it a subclass of terrafirma.scores.Score and register it."
+        )
+    learned, score_settings = state.score.to_arrays()
+    _put(arrays, "score", learned)
     samples = {"ids": state.samples.ids, "errors": state.samples.errors}
     _put(arrays, "samples", samples if state.samples.labels is None else samples | {"labels": state.samples.labels})
-    calibration = state.calibration
-    if calibration.patterns is None or calibration.errors is None:
-        raise InvalidInput("The guard must keep calibration patterns and errors. Got none; fit it again.")
-    _put(arrays, "calibration", {"words": calibration.patterns.words, "errors": calibration.errors})
+    kept, calibration_settings = replace(state.calibration, source=None).to_arrays()
+    _put(arrays, "calibration", kept)
     settings: dict[str, Any] = {
         "decides": "stale" if state.policy is None else str(state.policy),
         "network": None if state.network is None else dict(zip(("name", "fingerprint"), state.network, strict=True)),
@@ -146,6 +150,7 @@ def _to_arrays(state: State) -> tuple[Arrays, dict[str, Any]]:
         "data_fingerprints": dict(state.fingerprints),
         "history": list(state.history),
         "score": score_settings,
+        "calibration": calibration_settings,
         "selected": None if state.selected is None else vars(state.selected),
     }
     for name, part in (("policy", state.policy), ("error_probability", state.error_probability)):
@@ -156,9 +161,11 @@ def _to_arrays(state: State) -> tuple[Arrays, dict[str, Any]]:
     return arrays, settings
 
 
-def _from_arrays(arrays: Arrays, settings: dict[str, Any]) -> State:
-    score = SubfunctionBound.from_arrays(_under(arrays, "score"), settings["score"])
-    samples, calibration = _under(arrays, "samples"), _under(arrays, "calibration")
+def _from_arrays(arrays: Arrays, settings: dict[str, Any], model: Any) -> State:
+    learned, about = _under(arrays, "score"), settings["score"]
+    named = "name" in about
+    score = scores.from_arrays(learned, about, model) if named else SubfunctionBound.from_arrays(learned, about)
+    samples = _under(arrays, "samples")
     policy, probability = settings["policy"], settings["error_probability"]
     return State(
         score=score,
@@ -170,9 +177,7 @@ def _from_arrays(arrays: Arrays, settings: dict[str, Any]) -> State:
         else (settings["network"]["name"], settings["network"]["fingerprint"]),
         classes=None if settings["classes"] is None else np.array(settings["classes"]),
         samples=Samples(samples["ids"], samples["errors"], samples.get("labels"), settings["samples_seen"]),
-        calibration=Recorded(
-            patterns=PackedPatterns(calibration["words"], score.n_units_), errors=calibration["errors"]
-        ),
+        calibration=Recorded.from_arrays(_under(arrays, "calibration"), settings["calibration"]),
         risk=settings["risk"],
         confidence=settings["confidence"],
         fingerprints=settings["data_fingerprints"],

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from terrafirma import scores
 from terrafirma.capture.batches import DataHash, batches
 from terrafirma.capture.network import Network, Reduction
 from terrafirma.capture.record import BATCH_SIZE, as_network, checked_layers
@@ -26,7 +27,9 @@ from terrafirma.guard.verdict import Evaluation, Verdict, evaluate
 from terrafirma.policy import Policy
 from terrafirma.policy.threshold import CONFIDENCE, RISK
 from terrafirma.recorded import ErrorFunction, Recorded, Source, errors_of, is_classification
+from terrafirma.scores.ensembles import EnsembleScore
 from terrafirma.scores.subfunction import SubfunctionBound
+from terrafirma.scores.subfunction_search import Subfunction
 
 __all__ = ["Guard"]
 
@@ -38,9 +41,10 @@ class Guard:
     ----------
     model : torch.nn.Module, path of an .onnx file, or scikit-learn MLP
         None where everything comes as ``Recorded``.
-    score : SubfunctionBound or another score, optional
+    score : str, Score or SubfunctionBound, optional
         By default the subfunction bound with rho and delta chosen on validation data; a ``SubfunctionBound(rho, delta)`` is
-        taken as it is. Any object with ``fit(train, validation)`` and ``unreliability(recorded)`` will do.
+        taken as it is. A name is one of ``scores.available()``. Any object with ``fit(train, validation)`` and
+        ``unreliability(recorded)`` will do.
     layers, reduce, error, batch_size
         What to record, as in ``record``. By default the last ReLU, and the 0-1 error of a classifier.
 
@@ -60,7 +64,7 @@ class Guard:
     def __init__(
         self,
         model: Any,
-        score: SubfunctionBound | Score | None = None,
+        score: str | SubfunctionBound | Score | None = None,
         layers: str | Sequence[str] | None = None,
         reduce: Reduction = "none",
         error: ErrorFunction | None = None,
@@ -230,8 +234,11 @@ class Guard:
     def load(cls, path: str | os.PathLike[str], model: Any = None, error: ErrorFunction | None = None) -> Guard:
         """Read what ``save`` wrote; ``model`` must be the network it was fitted with."""
         state, model, known_error = files.load(path, model)
-        fixed = state.bound if state.selected is None else None
-        score = None if fixed is None else SubfunctionBound(fixed.rho, fixed.delta, fixed.weighting)
+        score: Any = state.score
+        if isinstance(score, SubfunctionBound):
+            score = None if state.selected is not None else SubfunctionBound(score.rho, score.delta, score.weighting)
+        else:
+            score = score.unfitted()
         guard = cls(model, score, state.layer_names or None, state.reduce, error or known_error)
         guard._state = state
         return guard
@@ -340,6 +347,17 @@ class Guard:
 
 def _checked_score(score: Any) -> SubfunctionBound | Score | None:
     """A score that can be fitted and asked."""
+    if isinstance(score, str):
+        score = scores.get(score)
+    if isinstance(score, EnsembleScore):
+        raise InvalidInput(
+            f"A guard must have a score of one network. Got {score.name}; average the networks' outputs."
+        )
+    if isinstance(score, Subfunction):  # a guard's own kind, which can be explained, added to and exported
+        if score.rho is None and score.delta is None:
+            return None
+        if score.rho is not None and score.delta is not None:
+            return SubfunctionBound(score.rho, score.delta)
     fit_to_use = hasattr(score, "fit") and hasattr(score, "unreliability") and not isinstance(score, type)
     if score is not None and not fit_to_use:
         raise InvalidInput(

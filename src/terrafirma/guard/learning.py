@@ -8,14 +8,16 @@ from typing import Any
 
 import numpy as np
 
+from terrafirma import metrics
 from terrafirma.core._checks import as_array
 from terrafirma.core.patterns import PackedPatterns
 from terrafirma.core.regions import RegionTable
 from terrafirma.errors import InvalidInput
 from terrafirma.guard.state import Samples, Score, Selected, State
 from terrafirma.recorded import Recorded
+from terrafirma.scores.base import Score as LibraryScore
 from terrafirma.scores.subfunction import SubfunctionBound
-from terrafirma.selection import select_for
+from terrafirma.scores.subfunction_search import select_for
 
 __all__ = ["check_fits", "kept_for_calibration", "learn", "recalibrated", "with_more", "without"]
 
@@ -114,6 +116,8 @@ def kept_for_calibration(score: SubfunctionBound | Score, calibration: Recorded)
     if isinstance(score, SubfunctionBound):
         patterns, errors = calibration.need("patterns", "errors", by=BOUND)
         return Recorded(patterns=PackedPatterns(patterns.words.copy(), patterns.n_units), errors=errors.copy())
+    if isinstance(score, LibraryScore):
+        return calibration.only(score.needs | {"errors"})
     return calibration
 
 
@@ -134,9 +138,13 @@ def _fitted(
     if isinstance(score, SubfunctionBound):
         return SubfunctionBound(score.rho, score.delta, score.weighting).fit_table(_table(train)), None, validation
     choosing, rest = _halves(validation) if halve else (validation, validation)
+    # the user's own stays as it is, should anything fail
+    score = copy.copy(score) if isinstance(score, LibraryScore) else copy.deepcopy(score)
     if score is not None:
-        score = copy.deepcopy(score)  # the user's own stays as it is, should anything fail
-        return score.fit(train, choosing) or score, None, rest
+        fitted = score.fit(train, choosing) or score
+        errors = choosing.need("errors", by="fit")
+        ranked, chance = (metrics.aucea(u, errors) for u in (fitted.unreliability(choosing), np.zeros(len(errors))))
+        return fitted, Selected(ranked, chance, len(choosing), float(errors.mean()), halved=halve), rest
     patterns, errors = choosing.need("patterns", "errors", by=BOUND)
     found = select_for(_table(train), patterns, errors)
     selected = Selected(found.metric, found.chance or 0.0, len(choosing), float(errors.mean()), halved=halve)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from terrafirma.guard.state import State
+from terrafirma.guard.state import Score, Selected, State
+from terrafirma.scores.base import Score as LibraryScore
 from terrafirma.scores.subfunction import SubfunctionBound
 
 __all__ = ["summary"]
@@ -37,10 +38,19 @@ def _warnings(state: State) -> list[str]:
     return []
 
 
+def _other(score: Score, found: Selected | None) -> str:
+    """Another score than the bound: its name, what was chosen, and how well it ranks."""
+    name = repr(score) if isinstance(score, LibraryScore) else type(score).__name__
+    if found is None or found.mean_error == 0:
+        return name
+    half = " (half of validation)" if found.halved else ""
+    return f"{name}: on {found.n_samples} samples{half}, AUCEA {found.metric:.4f} (a random order: {found.chance:.4f})"
+
+
 def _score(state: State) -> str:
     score, found = state.score, state.selected
     if not isinstance(score, SubfunctionBound):
-        return type(score).__name__
+        return _other(score, found)
     width = f"rho {score.rho:.4g} bits" if score.weighting is None else repr(score.weighting)
     kind = f"{width}, delta {score.delta:g}"
     if found is None:

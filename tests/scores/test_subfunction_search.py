@@ -7,7 +7,7 @@ from terrafirma.core import _pairs
 from terrafirma.core.patterns import PackedPatterns
 from terrafirma.core.regions import RegionTable
 from terrafirma.errors import InvalidInput
-from terrafirma.selection import DELTAS, default_rhos
+from terrafirma.scores.subfunction_search import DELTAS, default_rhos
 
 
 @pytest.fixture

@@ -1,0 +1,187 @@
+import csv
+import io
+import re
+
+import numpy as np
+import pytest
+
+from terrafirma import Guard, Recorded, compare, metrics, scores
+from terrafirma.errors import InvalidInput
+from terrafirma.scores.base import Score
+
+
+@pytest.fixture
+def sets(rng):
+    """A network's train, validation, test, and two sets that it does not know."""
+
+    def draw(n, shift=0.0):
+        features = np.abs(rng.normal(size=(n, 8))) + shift
+        outputs = features @ W
+        labels = (outputs + rng.normal(size=outputs.shape)).argmax(axis=1)
+        return Recorded(outputs=outputs, features=features, labels=labels, patterns=features > 0.5)
+
+    W = rng.normal(size=(8, 3))
+    return draw(300), draw(200), draw(250), {"near": draw(100, 0.5), "far": draw(120, 3.0)}
+
+
+@pytest.fixture
+def found(sets):
+    return compare({"net": sets}, ["entropy", "energy", "subfunction"], draws=30)
+
+
+def test_every_figure_is_that_of_metrics(sets, found):
+    train, validation, test, ood = sets
+    for name in ("entropy", "energy", "subfunction"):
+        score = scores.get(name).fit(train, validation)
+        u, novel = score.unreliability(test), score.unreliability(ood["far"])
+        both, is_novel = np.concatenate([u, novel]), np.repeat([False, True], [250, 120])
+        assert found.value(name) == pytest.approx(metrics.auroc(u, test.errors == 1))
+        assert found.value(name, metric="aucea") == pytest.approx(metrics.aucea(u, test.errors))
+        assert found.value(name, metric="fpr95") == pytest.approx(metrics.fpr_at_tpr(u, test.errors == 1))
+        assert found.value(name, "far") == pytest.approx(metrics.auroc(both, is_novel))
+        assert found.value(name, "far", "aurc", "net") == pytest.approx(metrics.aurc(both, is_novel))
+
+
+def test_intervals_hold_their_value_and_repeat(sets, found):
+    for row in found.results:
+        assert row.interval.low <= row.interval.value <= row.interval.high
+    assert compare({"net": sets}, ["entropy", "energy", "subfunction"], draws=30).results == found.results
+    other = compare({"net": sets}, ["entropy"], draws=30, seed=1)
+    assert other.results[0].interval.low != found.results[0].interval.low
+
+
+def test_the_best_are_bold(found):
+    table = found.table()
+    assert [row[1] for row in table.rows] == ["misclassified"] * 3 + ["near"] * 3 + ["far"] * 3
+    for data, first in (("misclassified", 0), ("near", 3), ("far", 6)):
+        for j, metric in enumerate(("auroc", "aucea", "fpr95", "aurc")):
+            names = ("entropy", "energy", "subfunction")
+            values = [found.value(name, data, metric) for name in names]
+            best = (max if metric in ("auroc", "aucea") else min)(values)
+            bold = [i for i, _ in enumerate(names) if (first + i, 3 + j) in table.bold]
+            assert bold == [i for i, value in enumerate(values) if value == best]
+            assert found.best(data, metric) == names[values.index(best)]
+
+
+def test_it_can_be_carried_away(found):
+    rows = list(csv.DictReader(io.StringIO(found.to_csv())))
+    assert len(rows) == 3 * 3 * 4
+    assert float(rows[0]["value"]) == found.value("entropy")
+    assert float(rows[0]["low"]) == found.results[0].interval.low
+    assert found.to_markdown().startswith("| network | data | score | AUROC | AUCEA | FPR95 | AURC |\n| --- |")
+    assert r"\textbf{" in found.to_latex()
+    assert "<b>" in found._repr_html_()
+    assert str(found).splitlines()[0].split() == ["network", "data", "score", "AUROC", "AUCEA", "FPR95", "AURC"]
+
+
+def test_by_default_all_that_can_be_computed(sets):
+    found = compare({"net": sets}, draws=5)
+    names = {row.score for row in found.results}
+    assert {"entropy", "knn", "mahalanobis", "subfunction", "vim"} <= names
+    assert names.isdisjoint({"mc_dropout", "residual_flow", "ensemble_variance"})
+    assert found.left_out == {"mc_dropout": "The score mc_dropout needs stochastic, which were not recorded. " + REMEDY}
+    assert "left out: mc_dropout: The score mc_dropout needs stochastic" in str(found)
+
+
+REMEDY = "Record again with dropout=0.5, or several."
+
+
+def test_what_is_asked_for_and_lacking_is_an_error(sets):
+    with pytest.raises(InvalidInput, match="The score mc_dropout needs stochastic, which were not recorded"):
+        compare({"net": sets}, ["entropy", "mc_dropout"])
+
+
+def test_scores_with_hyperparameters_go_by_them(sets):
+    found = compare({"net": sets}, ["entropy", scores.get("energy", react=0.8)], draws=5)
+    assert [row.score for row in found.results[:24:12]] == ["entropy", "energy(react=0.8)"]
+    named = compare({"net": sets}, {"mine": scores.get("energy", react=0.8)}, draws=5)
+    assert named.value("mine") == found.value("energy(react=0.8)")
+    assert isinstance(named.fitted["net", "mine"], Score)
+
+
+def test_ensembles_take_all_networks_together(sets, rng):
+    train, validation, test, ood = sets
+
+    def noisy(one):
+        return Recorded(
+            outputs=one.outputs + rng.normal(size=one.outputs.shape), labels=one.labels, patterns=one.patterns
+        )
+
+    other = noisy(train), noisy(validation), noisy(test), {name: noisy(one) for name, one in ood.items()}
+    found = compare({"a": sets, "b": other}, ["entropy", "ensemble_max_response"], draws=5)
+    assert {row.network for row in found.results} == {"a", "b", "all 2"}
+    pair = [test, other[2]]
+    u = scores.get("ensemble_max_response").fit([train, other[0]]).unreliability(pair)
+    mean = np.mean([np.exp(one.outputs) / np.exp(one.outputs).sum(axis=1, keepdims=True) for one in pair], axis=0)
+    wrong = mean.argmax(axis=1) != test.labels
+    assert found.value("ensemble_max_response", network="all 2") == pytest.approx(metrics.auroc(u, wrong))
+    with pytest.raises(InvalidInput, match=re.escape("score, data, metric and network must name one figure")):
+        found.value("entropy")
+
+
+def test_guards_need_the_test_set_alone(sets):
+    train, validation, test, ood = sets
+    guard = Guard(None).fit(train, validation, risk=0.3, verbose=False)
+    found = compare({"net": (None, None, test, ood)}, {"mine": guard}, draws=5)
+    assert found.value("mine") == pytest.approx(metrics.auroc(guard.unreliability(test), test.errors == 1))
+    with pytest.raises(
+        InvalidInput, match=re.escape("train must be a Recorded, as terrafirma.record gives. Got NoneType")
+    ):
+        compare({"net": (None, None, test, ood)}, ["entropy"])
+
+
+def test_regressions_have_no_roc(rng):
+    """Errors between 0 and 1: AUROC and FPR are not defined."""
+    recorded = Recorded(patterns=rng.random((90, 16)) < 0.3, errors=rng.random(90), outputs=rng.normal(size=90))
+    found = compare({"net": (recorded[:30], recorded[30:60], recorded[60:])}, ["subfunction"], draws=5)
+    assert found.table().rows[0][3] == "-"
+    assert 0 < found.value("subfunction", metric="aurc") < 1
+    assert found.to_csv().splitlines()[1] == "net,subfunction,misclassified,auroc,,,"
+    with pytest.raises(InvalidInput, match="must name figures that are defined"):
+        found.best()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda s: ({}, None),
+            "networks must hold at least one network. Got none; give {'name': (train, validation, test)}.",
+        ),
+        (
+            lambda s: ({"net": s[:2]}, None),
+            (
+                "networks['net'] must be (train, validation, test), and a dict of out-of-distribution sets where there are "
+                "any. Got tuple of 2."
+            ),
+        ),
+        (
+            lambda s: ({"net": (*s[:2], s[2].outputs)}, None),
+            "networks['net'] must hold recordings. Got ndarray for test; make them with terrafirma.record.",
+        ),
+        (
+            lambda s: ({"net": (*s[:3], {"misclassified": s[2]})}, None),
+            "An out-of-distribution set must not be called 'misclassified'. Got one; rename it.",
+        ),
+        (
+            lambda s: ({"net": s}, "entropy"),
+            "scores must be a list of names, scores or fitted guards, or a dict of them by name. Got 'entropy'.",
+        ),
+        (
+            lambda s: ({"net": s}, ["entropy"] * 2),
+            "scores must differ. Got 'entropy' twice; name them, {'one': ..., 'other': ...}.",
+        ),
+        (
+            lambda s: ({"net": s}, ["ensemble_variance"]),
+            "Ensemble scores must have several networks, recorded on the same samples. Got one; leave these scores out.",
+        ),
+        (
+            lambda s: ({"a": s, "b": (s[0], s[1], s[2][1:])}, ["ensemble_variance"]),
+            "recorded on the same samples. Got 2 with differing test sets; leave these scores out.",
+        ),
+    ],
+)
+def test_bad_input_is_named(sets, change, message):
+    networks, chosen = change(sets)
+    with pytest.raises(InvalidInput, match=re.escape(message)):
+        compare(networks, chosen)
