@@ -28,6 +28,16 @@ def test_what_is_written_is_read(path):
         np.testing.assert_array_equal(arrays[name], array)
 
 
+def test_shapes_and_orders_of_every_kind(tmp_path, rng):
+    """A lone number stays without an axis; views that are not contiguous are written row by row."""
+    arrays = {"number": np.array(3.0), "none": np.zeros((0, 4)), "view": rng.random((5, 6)).T[::2]}
+    storage.write_arrays(tmp_path / "f", "kind", arrays, {})
+    read, _ = storage.read_arrays(tmp_path / "f", "kind")
+    for name, array in arrays.items():
+        assert read[name].shape == array.shape
+        assert np.array_equal(read[name], array)
+
+
 def test_other_kinds_are_refused(path):
     with pytest.raises(BadFile, match="holds a Thing, not a Guard. Load it with the class that saved it."):
         storage.read_arrays(path, "Guard")

@@ -60,7 +60,7 @@ def _plain(name: str, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """The array as a file holds it: contiguous, little-endian, of a type that safetensors knows."""
     if array.dtype.name not in DTYPES:
         raise InvalidInput(f"{name} must be numbers or bool to be saved. Got {array.dtype}; number the classes, say.")
-    return np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
+    return np.asarray(array, array.dtype.newbyteorder("<"), order="C")  # ascontiguousarray would give a number an axis
 
 
 def read_arrays(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:

@@ -182,7 +182,7 @@ def test_hard_cases_give_finite_numbers_or_a_clear_error(rng, data, name, case):
         u = fitted(name, train, validation).unreliability(given(name, test))
     except InvalidInput as error:
         assert len(str(error)) > 40  # noqa: PT017  # that it says something is all that is asked
-        assert case in ("one", "wide")
+        assert case in ("one", "wide") or (case, name) == ("constant", "vim")  # which needs the last layer's features
     else:
         assert u.shape == (len(test),)
         assert np.isfinite(u).all()
@@ -219,8 +219,8 @@ def hard(case, train, validation, test, rng):
 
 
 def wide(recorded):
-    """A thousand features that follow from those there are."""
-    mixed = recorded.features @ np.random.default_rng(2).normal(size=(UNITS, 1000))
+    """Three hundred features that follow from those there are."""
+    mixed = recorded.features @ np.random.default_rng(2).normal(size=(UNITS, 300))
     return replace(recorded, features=mixed, layers={"second": mixed}, errors=recorded.errors)
 
 

@@ -119,7 +119,7 @@ def fit(  # noqa: PLR0913  # one parameter for each option
 
 @app.command()
 def record(  # noqa: PLR0913  # one parameter for each option
-    data: Annotated[Path, typer.Option(help="Samples with labels: .npz or .parquet.")],
+    data: Annotated[Path, typer.Option(help="Samples: .npz or .parquet.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The recording to write, .safetensors.")],
     onnx: OnnxFile = None,
     model: ModelName = None,
@@ -137,6 +137,9 @@ def record(  # noqa: PLR0913  # one parameter for each option
         list[float] | None, typer.Option(help="Probability for stochastic passes; may be repeated.")
     ] = None,
     error: ErrorName = None,
+    no_labels: Annotated[
+        bool, typer.Option("--no-labels", help="Do not look at labels: of samples that are none of the classes.")
+    ] = False,
     batch_size: BatchSize = BATCH_SIZE,
     as_json: AsJson = False,
 ) -> None:
@@ -144,7 +147,7 @@ def record(  # noqa: PLR0913  # one parameter for each option
     network = _network(onnx, model, weights)
     if output.suffix != ".safetensors":
         raise typer.BadParameter(f"-o must end in .safetensors, the format of recordings. Got {output}.")
-    samples = read_samples(data, batch_size, labelled=True)
+    samples = read_samples(data, batch_size, labelled=not no_labels)
     recorded = record_of(
         network,
         samples,

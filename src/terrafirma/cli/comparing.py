@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -65,7 +65,12 @@ def check_ending(path: Path) -> None:
 def write(path: Path, found: Comparison) -> None:
     """Write a comparison in the format that the file's name asks for."""
     check_ending(path)
-    formats = {".csv": found.to_csv, ".md": found.to_markdown, ".tex": found.to_latex, ".json": partial(_json, found)}
+    formats: dict[str, Callable[[], str]] = {
+        ".csv": found.to_csv,
+        ".md": found.to_markdown,
+        ".tex": found.to_latex,
+        ".json": partial(_json, found),
+    }
     write_bytes(path, formats[path.suffix]().encode())
 
 

@@ -21,7 +21,7 @@ from terrafirma.errors import InvalidInput, NotFitted
 from terrafirma.guard import files
 from terrafirma.guard.explain import Explanation, explain
 from terrafirma.guard.learning import check_fits, learn, recalibrated, with_more, without
-from terrafirma.guard.state import Score, State, needs_features, unreliability_of
+from terrafirma.guard.state import Score, State, Wanted, unreliability_of
 from terrafirma.guard.summary import summary
 from terrafirma.guard.verdict import Evaluation, Verdict, evaluate
 from terrafirma.policy import Policy
@@ -105,13 +105,14 @@ class Guard:
         check_share("risk", risk, RISK)  # rather now than after the work
         check_share("confidence", confidence, CONFIDENCE)
         started = time.monotonic()
-        trained = self._recorded(train, "train", self.layers, self.reduce)
+        wanted = Wanted.by(self.score, self.layers, self.reduce)
+        trained = self._recorded(train, "train", replace(wanted, dropout=None))  # no score learns from these passes
         if isinstance(train, Recorded) and train.source is not None and self._network is not None:
             files.check_network(self._network, (train.source.model, train.source.model_fingerprint))
         reduce = self.reduce if trained.source is None else cast("Reduction", trained.source.reduce)
-        alike = trained.layer_names or self.layers, reduce
-        validated = self._recorded(validation, "validation", *alike)
-        calibrated = None if calibration is None else self._recorded(calibration, "calibration", *alike)
+        wanted = replace(wanted, layers=trained.layer_names or self.layers, reduce=reduce)
+        validated = self._recorded(validation, "validation", wanted)
+        calibrated = None if calibration is None else self._recorded(calibration, "calibration", wanted)
         recorded = time.monotonic()
         self._state = learn(
             self.score,
@@ -156,7 +157,7 @@ class Guard:
         """How the guard does on labelled data that it has not seen."""
         state = self._fitted("evaluate")
         policy, _ = state.live
-        recorded = self._recorded(test, "test", *self._alike())
+        recorded = self._recorded(test, "test", self._alike())
         check_fits("test", recorded, state)
         unreliability = unreliability_of(state.score, recorded)
         errors = recorded.need("errors", by="evaluate")
@@ -176,7 +177,7 @@ class Guard:
         with ``recalibrate=False`` it is stale, and predictions are refused with an error until ``recalibrate()``.
         """
         state = self._fitted("partial_fit")
-        return self._with(with_more(state, self._recorded(data, "data", *self._alike())), recalibrate)
+        return self._with(with_more(state, self._recorded(data, "data", self._alike())), recalibrate)
 
     def forget(self, rows: Any, *, recalibrate: bool = True) -> Guard:
         """Take training samples out, by number: their order in ``train``, then in each ``partial_fit``; numbers never shift.
@@ -191,7 +192,7 @@ class Guard:
         """Find the policy anew: on other data, for another risk, or after training data came or went."""
         state = self._fitted("recalibrate")
         if calibration is not None:
-            recorded = self._recorded(calibration, "calibration", *self._alike())
+            recorded = self._recorded(calibration, "calibration", self._alike())
             state = recalibrated(state, recorded)
         self._state = state.calibrated(risk, confidence)
         return self
@@ -288,14 +289,14 @@ class Guard:
             )
         return self._network
 
-    def _alike(self) -> tuple[Sequence[str] | None, Reduction]:
-        """What to record as in the fit: the layers, by their exact names, and how to reduce maps."""
+    def _alike(self) -> Wanted:
+        """What to record as in the fit: the layers by their exact names, how to reduce maps, what the score needs."""
         state = self._fitted("predict")
-        return state.layer_names or self.layers, state.reduce
+        return Wanted.by(state.score, state.layer_names or self.layers, state.reduce)
 
-    def _recorded(self, data: Any, name: str, layers: Sequence[str] | None, reduce: Reduction) -> Recorded:
+    def _recorded(self, data: Any, name: str, wanted: Wanted) -> Recorded:
         """Labelled data, recorded, with an error for each sample."""
-        recorded = self._captured(data, layers, reduce, labelled=True)
+        recorded = self._captured(data, wanted, labelled=True)
         if (
             recorded.errors is None
             and self.error is not None
@@ -309,26 +310,33 @@ class Guard:
 
     def _recorded_inputs(self, x: Any) -> Recorded:
         """Inputs, run through the network."""
-        return self._captured(x, *self._alike(), labelled=False)
+        return self._captured(x, self._alike(), labelled=False)
 
-    def _captured(self, data: Any, layers: Sequence[str] | None, reduce: Reduction, *, labelled: bool) -> Recorded:
+    def _captured(self, data: Any, wanted: Wanted, *, labelled: bool) -> Recorded:
         if isinstance(data, Recorded):
             return data
         network, stream = self._running(), batches(data, self.batch_size)
-        bound = self.score is None or isinstance(self.score, SubfunctionBound)
         seen = DataHash() if labelled else None
         capture = Capture(
             network,
             self.error if labelled else None,
             stream.n_samples,
             seen=seen,
-            keep_outputs=not (labelled and bound),
+            keep_outputs=not labelled or wanted.outputs,
+            keep_inputs=wanted.inputs,
         )
-        features, shown = needs_features(self.score), None if labelled else False
-        run_through(capture, stream, layers, reduce, features=features, progress=shown)
+        run_through(
+            capture,
+            stream,
+            wanted.layers,
+            wanted.reduce,
+            features=wanted.features,
+            dropout=wanted.dropout,
+            progress=None if labelled else False,
+        )
         if seen is None:
             return capture.result()
-        return capture.result(Source(network.name, network.fingerprint(), seen.hexdigest(), reduce))
+        return capture.result(Source(network.name, network.fingerprint(), seen.hexdigest(), wanted.reduce))
 
     def _classes(self) -> Any:
         return self._fitted("predict").classes if self._network is None else self._network.classes

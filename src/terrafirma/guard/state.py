@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from terrafirma.capture.dropout import Dropout, checked_dropout
 from terrafirma.capture.network import Reduction
 from terrafirma.core.patterns import FloatArray, IntArray
 from terrafirma.core.regions import RegionTable
@@ -17,7 +18,9 @@ from terrafirma.policy import ErrorProbability, Policy
 from terrafirma.recorded import Recorded
 from terrafirma.scores.subfunction import SubfunctionBound
 
-__all__ = ["Samples", "Score", "Selected", "State", "needs_features", "unreliability_of"]
+__all__ = ["Samples", "Score", "Selected", "State", "Wanted", "unreliability_of"]
+
+PASSES = 10  # at each dropout probability
 
 
 class Score(Protocol):
@@ -204,6 +207,26 @@ def unreliability_of(score: SubfunctionBound | Score, recorded: Recorded) -> Flo
     return score.unreliability(recorded)
 
 
-def needs_features(score: SubfunctionBound | Score | None) -> bool:
-    """Whether a score works on the features of a layer."""
-    return "features" in getattr(score, "needs", ())
+@dataclass(frozen=True)
+class Wanted:
+    """What to record of a network: layers and their reduction, and what a score needs beside patterns and outputs."""
+
+    layers: Sequence[str] | None
+    reduce: Reduction
+    features: bool
+    inputs: bool
+    dropout: Dropout | None
+    outputs: bool
+
+    @classmethod
+    def by(cls, score: SubfunctionBound | Score | None, layers: Sequence[str] | None, reduce: Reduction) -> Wanted:
+        """What this score needs of these layers."""
+        needs: frozenset[str] = frozenset(getattr(score, "needs", ()))
+        return cls(
+            layers=layers,
+            reduce=reduce,
+            features=not needs.isdisjoint({"features", "layers"}),
+            inputs="inputs" in needs,
+            dropout=checked_dropout(getattr(score, "dropouts", ()), PASSES, seed=0),
+            outputs=not (score is None or isinstance(score, SubfunctionBound)),
+        )

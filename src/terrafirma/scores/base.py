@@ -140,12 +140,16 @@ class Score:
                 arrays |= {f"{name}/{key}": part for key, part in value.items()}
             else:
                 learned[name] = value.item() if isinstance(value, np.generic) else value
-        given = {name: value for name, value in self.parameters().items() if name != "model"}  # which no file of ours holds
+        given = {
+            name: value for name, value in self.parameters().items() if name != "model"
+        }  # which no file of ours holds
         about = {"name": self.name, "parameters": given, "learned": learned}
         return arrays, about | {"with_model": getattr(self, "model", None) is not None}
 
     @classmethod
-    def from_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]], settings: Mapping[str, Any], model: Any = None) -> Self:
+    def from_arrays(
+        cls, arrays: Mapping[str, npt.NDArray[Any]], settings: Mapping[str, Any], model: Any = None
+    ) -> Self:
         """A fitted score of what ``to_arrays`` gave; ``model``: the network, where it was given one."""
         parameters = dict(settings["parameters"])
         score = cls(**parameters | ({"model": model} if settings["with_model"] else {}))
@@ -218,6 +222,11 @@ class Score:
 
     def _fitted(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name.endswith("_")}
+
+    @property
+    def dropouts(self) -> tuple[float, ...]:
+        """The dropout probabilities whose stochastic passes it needs; of a fitted score, the one in use."""
+        return ()
 
     @property
     def label(self) -> str:

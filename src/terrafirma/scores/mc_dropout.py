@@ -40,6 +40,12 @@ class McDropout(Score):
         if self.p is not None:
             check_share("p", self.p, "the probability that a unit drops out")
 
+    @property
+    def dropouts(self) -> tuple[float, ...]:
+        """The probability in use; before ``fit``, all that are searched."""
+        known = getattr(self, "p_", self.p)
+        return self.grid["p"] if known is None else (known,)
+
     def open_settings(self, recorded: Recorded) -> list[dict[str, Any]]:
         """The recorded probabilities, those of the grid first."""
         if self.p is not None or not recorded.stochastic:
