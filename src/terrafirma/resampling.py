@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,20 +18,20 @@ FIGURES = {"auroc": True, "aucea": True, "fpr95": False, "aurc": False}  # wheth
 def figures(unreliability: Any, errors: Any, draws: int, confidence: float, seed: int) -> dict[str, Interval | None]:
     """Each figure with its interval, None where it is not defined; the same draws for every score of as many rows.
 
-    As ``metrics.bootstrap``: percentiles over resampled rows.
+    As ``metrics.bootstrap``: percentiles over resampled rows, and draws without a wrong or without a right row again.
     """
     ranked = _Ranked.of(np.asarray(unreliability, dtype=np.float64), np.asarray(errors, dtype=np.float64))
     n = len(ranked.errors)
-    found = {name: measure(ranked, np.ones(n, dtype=np.int64)) for name, measure in MEASURES.items()}
+    found = ranked.measure(np.ones(n, dtype=np.int64))
     values: dict[str, list[float]] = {name: [] for name, value in found.items() if value is not None}
     rng = np.random.default_rng(seed)
     for _ in range(MOST_DRAWS * draws):
-        if not values or all(len(some) == draws for some in values.values()):
+        if all(len(some) == draws for some in values.values()):
             break
-        weights = np.bincount(rng.integers(n, size=n), minlength=n)[ranked.order]
+        measured = ranked.measure(np.bincount(rng.integers(n, size=n), minlength=n)[ranked.order])
         for name, some in values.items():
-            value = MEASURES[name](ranked, weights) if len(some) < draws else None
-            if value is not None:
+            value = measured[name]
+            if value is not None and len(some) < draws:
                 some.append(value)
     tail = (1 - confidence) / 2
     return {
@@ -56,46 +55,35 @@ class _Ranked(NamedTuple):
         starts = np.flatnonzero(np.concatenate([[True], u[1:] != u[:-1]]))
         return cls(order, errors[order], starts, bool(np.isin(errors, (0, 1)).all()))
 
-    def by_run(self, weights: IntArray) -> tuple[IntArray, FloatArray]:
-        """Rows of each run, and their summed errors."""
-        return np.add.reduceat(weights, self.starts), np.add.reduceat(weights * self.errors, self.starts)
+    def measure(self, weights: IntArray) -> dict[str, float | None]:
+        """All figures, with each row counted as often as its weight says."""
+        rows = np.add.reduceat(weights, self.starts)
+        wrong = np.add.reduceat(weights * self.errors, self.starts)
+        area = _aurc(rows, wrong)
+        found: dict[str, float | None] = {"auroc": None, "aucea": 1.0 - area, "fpr95": None, "aurc": area}
+        right = rows - wrong
+        if self.binary and wrong.any() and right.any():
+            found |= {"auroc": _auroc(wrong, right), "fpr95": _fpr95(wrong[::-1], right[::-1])}
+        return found
 
 
-def _auroc(ranked: _Ranked, weights: IntArray) -> float | None:
-    rows, wrong = ranked.by_run(weights)
-    right = rows - wrong
-    if not ranked.binary or not wrong.any() or not right.any():
-        return None
+def _auroc(wrong: FloatArray, right: FloatArray) -> float:
+    """Of runs of ties, from the most to the least reliable."""
     below = np.cumsum(right) - right
     return float((wrong * (below + 0.5 * right)).sum() / (wrong.sum() * right.sum()))
 
 
-def _fpr95(ranked: _Ranked, weights: IntArray) -> float | None:
-    rows, wrong = (part[::-1] for part in ranked.by_run(weights))
-    right = rows - wrong
-    if not ranked.binary or not wrong.any() or not right.any():
-        return None
+def _fpr95(wrong: FloatArray, right: FloatArray) -> float:
+    """Of runs of ties, from the least to the most reliable."""
     enough = np.argmax(np.cumsum(wrong) / wrong.sum() >= TPR)
-    return float(np.cumsum(right)[enough] / right.sum())
+    return float(right[: enough + 1].sum() / right.sum())
 
 
-def _aurc(ranked: _Ranked, weights: IntArray) -> float:
-    rows, wrong = ranked.by_run(weights)
+def _aurc(rows: IntArray, wrong: FloatArray) -> float:
+    """Of runs of ties, from the most to the least reliable; tied rows are in random order."""
     mean = np.divide(wrong, rows, out=np.zeros(len(rows)), where=rows > 0)
-    expected = np.repeat(mean, rows)  # of tied rows, in random order
+    expected = np.repeat(mean, rows)
     return float((np.cumsum(expected) / np.arange(1, len(expected) + 1)).mean())
-
-
-def _aucea(ranked: _Ranked, weights: IntArray) -> float:
-    return 1.0 - _aurc(ranked, weights)
-
-
-MEASURES: dict[str, Callable[[_Ranked, IntArray], float | None]] = {
-    "auroc": _auroc,
-    "aucea": _aucea,
-    "fpr95": _fpr95,
-    "aurc": _aurc,
-}
 
 
 def _quantiles(values: list[float], tail: float) -> tuple[float, float]:

@@ -191,11 +191,11 @@ class CountingNetwork(SklearnNetwork):
         super().__init__(mlp)
         self.rows, self.die_after = 0, die_after
 
-    def _run(self, inputs, *, features):
+    def _run(self, inputs):
         self.rows += len(inputs)
         if self.die_after is not None and self.rows > self.die_after:
             raise Killed
-        return super()._run(inputs, features=features)
+        return super()._run(inputs)
 
 
 def test_the_network_runs_once(mlp, data):

@@ -22,16 +22,18 @@ def bind(inputs: Any, module: nn.Module) -> tuple[tuple[Any, ...], dict[str, Any
     device = next((value.device for value in chain(module.parameters(), module.buffers())), None)
     dtype = next((value.dtype for value in module.parameters() if value.is_floating_point()), None)
 
-    def place(value: Any) -> Any:
-        if isinstance(value, Mapping):
-            return {name: place(part) for name, part in value.items()}
+    def place(given: Any) -> Any:
+        if isinstance(given, Mapping):
+            return {name: place(part) for name, part in given.items()}
+        value = given
         if isinstance(value, np.ndarray):
             if value.dtype.kind not in "bfiuc":
                 raise InvalidInput(f"inputs must be numbers. Got an array of {value.dtype}; convert it first.")
-            value = torch.from_numpy(np.array(value, order="C"))  # a copy: modules may write to their inputs
+            value = torch.from_numpy(np.array(value, order="C"))  # a copy
         if not isinstance(value, torch.Tensor):
             return value
-        return value.to(device, dtype if value.is_floating_point() else None)
+        placed = value.to(device, dtype if value.is_floating_point() else None)
+        return placed.clone() if placed is given else placed  # modules may write to their inputs
 
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = {}

@@ -9,28 +9,35 @@ from __future__ import annotations
 import difflib
 import fnmatch
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 import numpy.typing as npt
 
+from terrafirma.capture.dropout import Dropout
 from terrafirma.core.patterns import BoolArray
 from terrafirma.errors import InvalidInput
 
 __all__ = [
     "REDUCTIONS",
     "Layer",
+    "Linear",
     "Network",
     "Reduction",
     "Step",
+    "Stochastic",
     "check_alone",
     "final_names",
     "is_chosen",
     "unknown_layer",
 ]
 
+Linear = tuple[Iterable[npt.NDArray[Any]], Sequence[npt.NDArray[Any]]]
+"""Weights (C, units), likeliest first, and biases (C,)."""
+Stochastic = Mapping[float, npt.NDArray[Any]]
+"""By dropout probability, the outputs (n, passes, ...) of a batch."""
 Reduction = Literal["none", "any", "mean"]
 REDUCTIONS: tuple[Reduction, ...] = ("none", "any", "mean")
 """Of maps (images, tokens), by channel: every position is a unit; active where any position is; the sign of the mean."""
@@ -51,9 +58,9 @@ class Layer:
     shape : tuple of int
         Of one sample's pre-activation, before any reduction.
     bits : bool array (n, units), optional
-        Where the pre-activation is > 0.
+        Where the pre-activation is > 0; None where only features are wanted.
     features : float array (n, units), optional
-        What the layer gives; positions averaged where maps are reduced.
+        What the layer gives; positions averaged where maps are reduced, and wherever features were asked for by name.
 
     """
 
@@ -70,6 +77,7 @@ class Step:
 
     layers: list[Layer]
     outputs: npt.NDArray[Any]
+    stochastic: Stochastic = field(default_factory=dict)
 
 
 class Network(Protocol):
@@ -94,12 +102,24 @@ class Network(Protocol):
         ...
 
     def watch(
-        self, layers: Sequence[str] | None, reduce: Reduction = "none", *, features: bool = False
+        self, layers: Sequence[str] | None, reduce: Reduction = "none", *, features: bool | Sequence[str] = False
     ) -> AbstractContextManager[Callable[[Any], Step]]:
         """Make the network ready: the context gives a function that runs a batch of inputs and says what happened.
 
-        layers: names or globs; None is the last gated layer that runs. On leaving the context, also by an exception, the
-        network is as it was.
+        layers: names or globs of the layers to take bits of; None is the last gated layer that runs. features: whether to
+        take what these give, too; or names and globs of the layers to take that of, pooled. On leaving the context, also by
+        an exception, the network is as it was.
+        """
+        ...
+
+    def linear(self, n_features: int, n_outputs: int) -> Linear:
+        """All that might be weights and bias of a last linear layer of this shape; which are is for others to find out."""
+        ...
+
+    def dropping(self, dropout: Dropout) -> Callable[[Any, int], Stochastic]:
+        """A function of a batch of inputs, and the number of its first row, that runs it with dropout active.
+
+        Raise where the network has no dropout.
         """
         ...
 
@@ -142,12 +162,12 @@ def check_alone(batch: Step, alone: Step) -> None:
             )
 
 
-def unknown_layer(pattern: str, names: Sequence[str]) -> InvalidInput:
+def unknown_layer(pattern: str, names: Sequence[str], argument: str = "layers") -> InvalidInput:
     """The error for a layer that no call matched, with the nearest of the names there are."""
     if not names:
-        return InvalidInput(f"layers must name gated layers that run. Got {pattern!r}, and none ran at all.")
+        return InvalidInput(f"{argument} must name gated layers that run. Got {pattern!r}, and none ran at all.")
     near = difflib.get_close_matches(pattern, names, n=3, cutoff=0.4) or list(names[-3:])
     return InvalidInput(
-        f"layers must name gated layers that run. Got {pattern!r}; near it are {', '.join(near)} "
+        f"{argument} must name gated layers that run. Got {pattern!r}; near it are {', '.join(near)} "
         f"({len(names)} in all: terrafirma.layers lists them)."
     )

@@ -18,9 +18,11 @@ import numpy as np
 import numpy.typing as npt
 
 from terrafirma.capture._tensors import first_rows
-from terrafirma.capture.network import Layer, Reduction, Step, check_alone
+from terrafirma.capture.dropout import Dropout
+from terrafirma.capture.heads import fitting
+from terrafirma.capture.network import Layer, Linear, Reduction, Step, Stochastic, check_alone
 from terrafirma.capture.onnx_gates import Gate, OnnxGraph
-from terrafirma.capture.onnx_model import as_input, fixed_size, graph_inputs, main_output, parsed
+from terrafirma.capture.onnx_model import FLOATS, as_input, fixed_size, graph_inputs, main_output, parsed
 from terrafirma.core.patterns import BoolArray
 from terrafirma.errors import BadFile, InvalidInput, require
 
@@ -95,35 +97,35 @@ class OnnxNetwork:
     def candidates(self, inputs: Any) -> list[Layer]:
         """Every gated layer of the graph, without bits."""
         gates = self._graph.gates
-        arrays = self._run(gates, inputs)
+        arrays = self._run({gate.source: gate.name for gate in gates}, inputs)
         return [Layer(gate.name, gate.kind, arrays[gate.source].shape[1:]) for gate in gates]
 
     @contextmanager
     def watch(
-        self, layers: Sequence[str] | None, reduce: Reduction = "none", *, features: bool = False
+        self, layers: Sequence[str] | None, reduce: Reduction = "none", *, features: bool | Sequence[str] = False
     ) -> Iterator[Callable[[Any], Step]]:
         """A function that runs a batch and says what happened."""
-        gates = self._graph.choose(layers)
+        chosen = self._graph.choose(layers)
+        also, pool = chosen if features else [], reduce != "none" or not isinstance(features, bool)
+        featured = also if isinstance(features, bool) else self._graph.choose(features, "features")
+        gates = sorted(dict.fromkeys([*chosen, *featured]), key=lambda gate: gate.position)
+        tensors = {gate.result: gate.name for gate in featured} | {gate.source: gate.name for gate in gates}
 
         checked: list[bool] = []  # that samples do not mix
 
         def look(inputs: Any) -> Step:
-            arrays = self._run(gates, inputs, features=features)
-            layers = [
-                Layer(
-                    gate.name,
-                    gate.kind,
-                    arrays[gate.source].shape[1:],
-                    bits=_bits(arrays[gate.source], gate, reduce),
-                    features=_features(arrays[gate.result], gate, reduce) if features else None,
-                )
-                for gate in gates
-            ]
-            return Step(layers, _as_numbers(arrays[self._output]))
+            arrays = self._run(tensors, inputs)
+            seen = []
+            for gate in gates:
+                source = arrays[gate.source]
+                bits = _bits(source, gate, reduce) if gate in chosen else None
+                kept = _features(arrays[gate.result], gate, pool=pool) if gate in featured else None
+                seen.append(Layer(gate.name, gate.kind, source.shape[1:], bits, kept))
+            return Step(seen, _as_numbers(arrays[self._output]))
 
         def run(inputs: Any) -> Step:
             step = look(inputs)
-            has_sequences = any(len(layer.shape) == 2 for layer in step.layers)
+            has_sequences = any(len(layer.shape) == 2 and layer.bits is not None for layer in step.layers)
             if has_sequences and len(step.outputs) > 1 and not checked and not fixed_size(self._inputs[0]):
                 check_alone(step, look(first_rows(inputs, 1)))
                 checked.append(True)
@@ -131,11 +133,23 @@ class OnnxNetwork:
 
         yield run
 
-    def _run(self, gates: Sequence[Gate], inputs: Any, *, features: bool = False) -> Arrays:
-        """What goes into these gates (with features, what comes out, too) and the model's output, by name."""
-        layer_names = {gate.result: gate.name for gate in gates if features} | {
-            gate.source: gate.name for gate in gates
-        }
+    def linear(self, n_features: int, n_outputs: int) -> Linear:
+        """Weights and biases that may be those of the last linear layer: initializers of floats, the last ones first."""
+        to_array, folder = require("onnx.numpy_helper", extra="onnx").to_array, str(self._folder or "")
+        sizes = (n_outputs, n_outputs * n_features)
+        floats = [tensor for tensor in reversed(self._proto.graph.initializer) if tensor.data_type in FLOATS]
+        arrays = [to_array(tensor, folder) for tensor in floats if math.prod(tensor.dims) in sizes]
+        return fitting(arrays, n_features, n_outputs)
+
+    def dropping(self, dropout: Dropout) -> Callable[[Any, int], Stochastic]:  # noqa: ARG002  # whatever was asked for
+        """Raise: what is exported to ONNX has no dropout left."""
+        raise InvalidInput(
+            f"dropout needs a torch module with nn.Dropout modules. Got the ONNX file {self.name}, whose dropout does nothing; "
+            "hand in the module, or choose a score that needs no dropout."
+        )
+
+    def _run(self, layer_names: Mapping[str, str], inputs: Any) -> Arrays:
+        """These tensors, which layers are named after for messages, and the model's output."""
         wanted = list(dict.fromkeys([self._output, *layer_names]))
         session = self._session_for(wanted)
         feed = self._feed(inputs)
@@ -259,9 +273,9 @@ def _bits(source: npt.NDArray[Any], gate: Gate, reduce: Reduction) -> BoolArray:
     return np.asarray((maps > 0).any(axis=2) if reduce == "any" else maps.sum(axis=2, dtype=np.float64) > 0)
 
 
-def _features(result: npt.NDArray[Any], gate: Gate, reduce: Reduction) -> npt.NDArray[Any]:
-    """What the gate gives, positions averaged where maps are reduced."""
-    if reduce == "none":
+def _features(result: npt.NDArray[Any], gate: Gate, *, pool: bool) -> npt.NDArray[Any]:
+    """What the gate gives; pooled, positions are averaged."""
+    if not pool:
         return result.reshape(len(result), math.prod(result.shape[1:])).astype(np.float32)
     return np.asarray(_by_channel(result, gate).mean(axis=2, dtype=np.float64), dtype=np.float32)
 

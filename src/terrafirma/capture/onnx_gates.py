@@ -91,7 +91,7 @@ class OnnxGraph:
         self._of_samples = _of_samples(graph)
         self.gates = self._find()
 
-    def choose(self, layers: Sequence[str] | None) -> list[Gate]:
+    def choose(self, layers: Sequence[str] | None, argument: str = "layers") -> list[Gate]:
         """The gates that are meant by names and globs, in order; None is the last one."""
         if layers is None:
             if not self.gates:
@@ -101,18 +101,20 @@ class OnnxGraph:
         for pattern in layers:
             exact = [gate for gate in self.gates if gate.name == pattern]  # though it may read as a glob of others, too
             meant = (
-                exact or [gate for gate in self.gates if is_chosen(gate.name, 1, [pattern])] or [self._named(pattern)]
+                exact
+                or [gate for gate in self.gates if is_chosen(gate.name, 1, [pattern])]
+                or [self._named(pattern, argument)]
             )
             chosen.update((gate.position, gate) for gate in meant)
         return [gate for _, gate in sorted(chosen.items())]
 
-    def _named(self, name: str) -> Gate:
+    def _named(self, name: str, argument: str) -> Gate:
         """Any node, or the tensor it gives, by its exact name."""
         for position, node in enumerate(self.nodes):
             if node.output and (name in node.output or name == node.name):
                 tensor = name if name in node.output else node.output[0]
                 return Gate(name, "output", tensor, tensor, self._is_channels_first(tensor), position)
-        raise unknown_layer(name, [gate.name for gate in self.gates])
+        raise unknown_layer(name, [gate.name for gate in self.gates], argument)
 
     def _no_gate(self) -> InvalidInput:
         ops = ", ".join(sorted({node.op_type for node in self.nodes}))

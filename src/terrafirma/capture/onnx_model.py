@@ -15,7 +15,7 @@ from terrafirma.errors import BadFile, InvalidInput, require
 if TYPE_CHECKING:
     from onnx import ModelProto, ValueInfoProto
 
-__all__ = ["as_input", "fixed_size", "graph_inputs", "inlined", "main_output", "parsed"]
+__all__ = ["FLOATS", "as_input", "fixed_size", "graph_inputs", "inlined", "main_output", "parsed"]
 
 FLOATS = (1, 10, 11, 16)  # TensorProto.FLOAT, FLOAT16, DOUBLE and BFLOAT16
 

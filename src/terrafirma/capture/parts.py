@@ -14,11 +14,14 @@ from terrafirma import storage
 from terrafirma.capture.growing import GrowingArrays
 from terrafirma.errors import InvalidInput
 
-__all__ = ["Parts"]
+__all__ = ["Parts", "Widths"]
 
 KIND = "part of a Recorded"
 SECONDS = 2.0  # between parts: a kill loses no more than this, or one batch
 Arrays = dict[str, npt.NDArray[Any]]
+Widths = tuple[
+    str, int | None, int | None
+]  # a layer's name, the width of its pattern and of its features, if they are kept
 DIGITS = 12  # of a row's number in a file's name
 
 
@@ -48,12 +51,12 @@ class Parts:
             raise InvalidInput(f"path must lie in a folder that exists. Got {path}.")
         return cls(path.with_name(path.name + ".parts"), settings)
 
-    def restore(self, grown: GrowingArrays, complete: Callable[[Arrays], Arrays]) -> list[tuple[str, int]]:
+    def restore(self, grown: GrowingArrays, complete: Callable[[Arrays], Arrays]) -> list[Widths]:
         """Give back what an earlier run got: the rows, and names and widths of their layers.
 
         ``complete`` adds the errors, which parts leave out: a function that finds them has no fingerprint.
         """
-        layers: list[tuple[str, int]] = []
+        layers: list[Widths] = []
         for file in sorted(self.folder.glob("*.safetensors")):
             arrays, about = storage.read_arrays(file, KIND)
             if about["settings"] != self.settings or about["first"] != grown.n:
@@ -62,7 +65,7 @@ class Parts:
                     "other settings; delete the folder to start anew."
                 )
             grown.add(about["rows"], complete(arrays))
-            layers = [(name, width) for name, width in about["layers"]]
+            layers = [(name, pattern, features) for name, pattern, features in about["layers"]]
             self._data_fingerprint = about["data_fingerprint"]
         self._written = grown.n
         return layers
@@ -79,7 +82,7 @@ class Parts:
             "other batches; delete the folder to start anew."
         )
 
-    def keep(self, grown: GrowingArrays, layers: list[tuple[str, int]], data_fingerprint: str) -> None:
+    def keep(self, grown: GrowingArrays, layers: list[Widths], data_fingerprint: str) -> None:
         """Write the rows that are new, when it is time."""
         if time.monotonic() - self._last < SECONDS:
             return

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from terrafirma.capture.batches import DataHash, batches
+from terrafirma.capture.dropout import checked_dropout
 from terrafirma.capture.network import REDUCTIONS, Layer, Network, Reduction
 from terrafirma.capture.parts import Parts
 from terrafirma.capture.stream import Capture, run_through
@@ -28,12 +29,16 @@ def record(  # noqa: PLR0913  # what to run, on what, what to keep, where: each 
     reduce: Reduction = "none",
     *,
     error: ErrorFunction | None = None,
-    features: bool = False,
+    features: bool | str | Sequence[str] = False,
+    inputs: bool = False,
+    dropout: float | Iterable[float] = (),
+    passes: int = 10,
+    seed: int = 0,
     path: str | os.PathLike[str] | None = None,
     batch_size: int = BATCH_SIZE,
     progress: bool | None = None,
 ) -> Recorded:
-    """Run a network over data, once, and keep its activation patterns, outputs, labels and errors.
+    """Run a network over data, once, and keep its activation patterns, outputs, labels and errors; on demand, more.
 
     Parameters
     ----------
@@ -48,8 +53,22 @@ def record(  # noqa: PLR0913  # what to run, on what, what to keep, where: each 
         Of maps, each position is a unit; or a channel is active where any of its positions is, or where their mean is.
     error : function of (outputs, labels), optional
         Errors (n,) in [0, 1] of a batch; for a classifier by default whether the largest output is the label's.
-    features : bool
-        Whether to keep what the layers give, as floats.
+    features : bool, or name or names
+        Whether to keep what the layers give, as floats. Or the layers, named as above, whose features to keep, whichever
+        layers the patterns are of; maps are then averaged over positions, channel by channel, whatever ``reduce`` is.
+        ``Recorded.layers`` holds them all, ``Recorded.features`` those of the last one that ran, and ``Recorded.head`` the
+        network's last linear layer if that maps these to the outputs.
+    inputs : bool
+        Whether to keep the inputs, which must be one array.
+    dropout : float or floats
+        Probabilities between 0 and 1. At each of them the network (a torch module) runs ``passes`` times more, with every
+        ``nn.Dropout``, ``Dropout1d``, ``Dropout2d`` and ``Dropout3d`` in it dropping at that probability, whatever its
+        own is, and all else in evaluation mode; ``Recorded.stochastic`` holds the outputs. What is dropped depends on
+        ``seed`` and on a sample's number in the data, not on batches, devices or torch's random numbers.
+    passes : int
+        Forward passes at each dropout probability, at least 2.
+    seed : int
+        Of the dropout masks.
     path : optional
         Write the result there; a capture that was killed goes on where it stopped.
     progress : bool, optional
@@ -67,15 +86,23 @@ def record(  # noqa: PLR0913  # what to run, on what, what to keep, where: each 
     """
     network = as_network(model)
     chosen = checked_layers(layers, reduce)
+    featured = (
+        features
+        if isinstance(features, bool)
+        else _checked_names(features, "features", "give True for those of layers")
+    )
+    dropping = checked_dropout(dropout, passes, seed)
     stream = batches(data, check_count("batch_size", batch_size, least=1))
     fingerprint = network.fingerprint()
     parts = None
     if path is not None:
-        settings = {"model": fingerprint, "layers": chosen, "reduce": reduce, "features": bool(features)}
+        drops = None if dropping is None else [list(dropping.probabilities), dropping.passes, dropping.seed]
+        settings = {"model": fingerprint, "layers": chosen, "reduce": reduce, "features": featured, "dropout": drops}
+        settings["inputs"] = bool(inputs)
         parts = Parts.beside(Path(path), settings)
     seen = DataHash()
-    capture = Capture(network, error, stream.n_samples, parts, seen)
-    run_through(capture, stream, chosen, reduce, features=features, progress=progress)
+    capture = Capture(network, error, stream.n_samples, parts, seen, keep_inputs=inputs)
+    run_through(capture, stream, chosen, reduce, features=featured, dropout=dropping, progress=progress)
     recorded = capture.result(Source(network.name, fingerprint, seen.hexdigest(), reduce))
     if path is not None and parts is not None:
         recorded.save(path)
@@ -115,10 +142,12 @@ def checked_layers(layers: str | Sequence[str] | None, reduce: Reduction) -> lis
     """Names of layers as a list, and a reduction that there is."""
     if reduce not in REDUCTIONS:
         raise InvalidInput(f"reduce must be one of {', '.join(map(repr, REDUCTIONS))}. Got {reduce!r}.")
-    names = [layers] if isinstance(layers, str) else layers
-    listed = isinstance(names, Sequence) and len(names) > 0 and all(isinstance(name, str) for name in names)
-    if names is not None and not listed:
-        raise InvalidInput(
-            f"layers must be a name, or a list of names. Got {layers!r:.80}; leave it out for the last ReLU."
-        )
-    return None if names is None else list(names)
+    return None if layers is None else _checked_names(layers, "layers", "leave it out for the last ReLU")
+
+
+def _checked_names(given: str | Sequence[str], argument: str, step: str) -> list[str]:
+    """One name or several as a list."""
+    names = [given] if isinstance(given, str) else given
+    if not (isinstance(names, Sequence) and len(names) > 0 and all(isinstance(name, str) for name in names)):
+        raise InvalidInput(f"{argument} must be a name, or a list of names. Got {given!r:.80}; {step}.")
+    return list(names)

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from terrafirma.capture.network import Layer, Reduction, Step, is_chosen, unknown_layer
+from terrafirma.capture.dropout import Dropout
+from terrafirma.capture.network import Layer, Linear, Reduction, Step, Stochastic, is_chosen, unknown_layer
 from terrafirma.core._checks import as_array
 from terrafirma.core.patterns import FloatArray
 from terrafirma.errors import InvalidInput
@@ -93,7 +94,7 @@ class SklearnNetwork:
 
     def candidates(self, inputs: Any) -> list[Layer]:
         """The hidden layers."""
-        return [replace(layer, bits=None) for layer in self._run(inputs, features=False).layers]
+        return [replace(layer, bits=None, features=None) for layer in self._run(inputs).layers]
 
     @contextmanager
     def watch(
@@ -101,22 +102,51 @@ class SklearnNetwork:
         layers: Sequence[str] | None,
         reduce: Reduction = "none",  # noqa: ARG002
         *,
-        features: bool = False,
+        features: bool | Sequence[str] = False,
     ) -> Iterator[Callable[[Any], Step]]:
         """Nothing needs to be prepared; ``reduce`` has no maps to reduce."""
-        names = [f"hidden_{i}" for i in range(1, len(self.mlp.coefs_))]
-        chosen = names[-1:] if layers is None else [name for name in names if is_chosen(name, 1, layers)]
-        for pattern in layers or ():
-            if not any(is_chosen(name, 1, [pattern]) for name in names):
-                raise unknown_layer(pattern, names)
+        chosen = self._chosen(("hidden_*",), "layers")[-1:] if layers is None else self._chosen(layers, "layers")
+        also = chosen if features else []
+        featured = also if isinstance(features, bool) else self._chosen(features, "features")
 
         def run(inputs: Any) -> Step:
-            step = self._run(inputs, features=features)
-            return replace(step, layers=[layer for layer in step.layers if layer.name in chosen])
+            step = self._run(inputs)
+            kept = [
+                replace(
+                    layer,
+                    bits=layer.bits if layer.name in chosen else None,
+                    features=layer.features if layer.name in featured else None,
+                )
+                for layer in step.layers
+                if layer.name in chosen or layer.name in featured
+            ]
+            return replace(step, layers=kept)
 
         yield run
 
-    def _run(self, inputs: Any, *, features: bool) -> Step:
+    def linear(self, n_features: int, n_outputs: int) -> Linear:
+        """The output layer; of two classes the first one's logit is 0."""
+        W, b = self.mlp.coefs_[-1].T, self.mlp.intercepts_[-1]
+        if self.classes is not None and len(W) == 1:
+            W, b = np.vstack([np.zeros_like(W), W]), np.append(np.zeros_like(b), b)
+        return [W] if W.shape == (n_outputs, n_features) else [], [b]
+
+    def dropping(self, dropout: Dropout) -> Callable[[Any, int], Stochastic]:  # noqa: ARG002  # whatever was asked for
+        """Raise: there is none to have."""
+        raise InvalidInput(
+            f"dropout needs a torch module with nn.Dropout modules. Got {self.name} of scikit-learn, which has none; choose a "
+            "score that needs no dropout."
+        )
+
+    def _chosen(self, patterns: Sequence[str], argument: str) -> list[str]:
+        """Names of the hidden layers that are meant, in order."""
+        names = [f"hidden_{i}" for i in range(1, len(self.mlp.coefs_))]
+        for pattern in patterns:
+            if not any(is_chosen(name, 1, [pattern]) for name in names):
+                raise unknown_layer(pattern, names, argument)
+        return [name for name in names if is_chosen(name, 1, patterns)]
+
+    def _run(self, inputs: Any) -> Step:
         if isinstance(inputs, dict | tuple):
             raise InvalidInput(
                 f"The MLP takes one array. Got {len(inputs)} in a {type(inputs).__name__}; name none of them."
@@ -130,8 +160,7 @@ class SklearnNetwork:
         if self.classes is not None and outputs.shape[1] == 1:  # the logit of the second class against the first's 0
             outputs = np.hstack([np.zeros_like(outputs), outputs])
         layers = [
-            Layer(f"hidden_{i}", "relu", h.shape[1:], bits=h > 0, features=h if features else None)
-            for i, h in enumerate(hidden, start=1)
+            Layer(f"hidden_{i}", "relu", h.shape[1:], bits=h > 0, features=h) for i, h in enumerate(hidden, start=1)
         ]
         return Step(layers, outputs)
 

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from terrafirma.capture._tensors import shown
 from terrafirma.capture.batches import Batch, Batches, DataHash
+from terrafirma.capture.dropout import Dropout
 from terrafirma.capture.growing import GrowingArrays
+from terrafirma.capture.heads import find_head
 from terrafirma.capture.network import Layer, Network, Reduction, Step
-from terrafirma.capture.parts import Parts
+from terrafirma.capture.parts import Parts, Widths
 from terrafirma.capture.progress import progress_bar
+from terrafirma.core._checks import as_array
 from terrafirma.core.patterns import PackedPatterns
 from terrafirma.errors import InvalidInput
 from terrafirma.recorded import ErrorFunction, Recorded, Source, check_no_nan, errors_of, is_classification
 
 __all__ = ["Capture", "run_through"]
 
-FEATURES = "features "  # begins the names of arrays with a layer's features
+FEATURES, STOCHASTIC = "features ", "stochastic "  # begin the names of arrays, before a layer's and a probability
 
 
 class Capture:
@@ -35,6 +40,8 @@ class Capture:
         Takes the fingerprint of the data; parts need it.
     keep_outputs : bool
         Whether to keep outputs once the errors are known; they may take more room than the patterns.
+    keep_inputs : bool
+        Whether to keep the inputs.
 
     """
 
@@ -47,11 +54,12 @@ class Capture:
         seen: DataHash | None = None,
         *,
         keep_outputs: bool = True,
+        keep_inputs: bool = False,
     ) -> None:
         self.network, self.error, self.parts, self.seen = network, error, parts, seen
-        self.keep_outputs = keep_outputs
+        self.keep_outputs, self.keep_inputs = keep_outputs, keep_inputs
         self.grown = GrowingArrays(expected)
-        self.layers: list[tuple[str, int]] = []  # names and widths
+        self.layers: list[Widths] = []
         self.passed = 0
         if parts is not None:
             self.layers = parts.restore(self.grown, self._with_errors)
@@ -69,7 +77,7 @@ class Capture:
     def add(self, batch: Batch, step: Step) -> None:
         """Keep what the network did on a batch."""
         first = self.grown.n
-        widths = [(layer.name, _width(layer, batch.n)) for layer in step.layers]
+        widths = [_widths(layer, batch.n) for layer in step.layers]
         if first and widths != self.layers:
             raise InvalidInput(
                 f"The same layers must run, as wide, on every batch. Got {_listed(widths)} from row {first} on, and "
@@ -86,6 +94,11 @@ class Capture:
         bits = [layer.bits for layer in step.layers if layer.bits is not None]
         rows = {"words": PackedPatterns.pack(np.concatenate(bits, axis=1)).words, "outputs": outputs}
         rows |= {f"{FEATURES}{layer.name}": layer.features for layer in step.layers if layer.features is not None}
+        for p, several in step.stochastic.items():
+            check_no_nan(several, first, f"The network's outputs with dropout {p}")
+            rows[f"{STOCHASTIC}{p!r}"] = several
+        if self.keep_inputs:
+            rows["inputs"] = _kept_inputs(batch.inputs)
         if batch.labels is not None:
             rows["labels"] = _numbered(batch.labels, self.network.classes, first)
         rows = self._with_errors(rows)
@@ -109,18 +122,29 @@ class Capture:
         if self.passed < self.restored and self.parts is not None:
             raise self.parts.other_data()
         arrays = self.grown.finish()
-        layers = {name.removeprefix(FEATURES): value for name, value in arrays.items() if name.startswith(FEATURES)}
+        widths = {name: width for name, width, _ in self.layers if width is not None}
+        layers = {name: arrays[f"{FEATURES}{name}"] for name, _, width in self.layers if width is not None}
+        dropouts = [float(name.removeprefix(STOCHASTIC)) for name in arrays if name.startswith(STOCHASTIC)]
+        features = next(reversed(layers.values()), None)
         return Recorded(
-            patterns=PackedPatterns(arrays["words"], sum(width for _, width in self.layers)),
-            outputs=arrays.get("outputs"),
-            labels=arrays.get("labels"),
-            errors=arrays.get("errors"),
-            features=layers.get(self.layers[-1][0]),
+            patterns=PackedPatterns(arrays["words"], sum(widths.values())),
+            features=features,
             layers=layers,
-            layer_names=tuple(name for name, _ in self.layers),
-            widths=tuple(width for _, width in self.layers),
+            stochastic={p: np.moveaxis(arrays[f"{STOCHASTIC}{p!r}"], 1, 0) for p in sorted(dropouts)},
+            head=self._head(features, arrays.get("outputs")),
+            layer_names=tuple(widths),
+            widths=tuple(widths.values()),
             source=source,
+            **{name: arrays.get(name) for name in ("outputs", "labels", "errors", "inputs")},
         )
+
+    def _head(
+        self, features: npt.NDArray[Any] | None, outputs: npt.NDArray[Any] | None
+    ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]] | None:
+        """The network's last linear layer, where it is one of the features."""
+        if features is None or outputs is None or outputs.ndim != 2:
+            return None
+        return find_head(features, outputs, *self.network.linear(features.shape[1], outputs.shape[1]))
 
 
 def run_through(
@@ -129,11 +153,13 @@ def run_through(
     chosen: Sequence[str] | None,
     reduce: Reduction,
     *,
-    features: bool = False,
+    features: bool | Sequence[str] = False,
+    dropout: Dropout | None = None,
     progress: bool | None = None,
 ) -> None:
     """Run every batch that is not restored already."""
     network = capture.network
+    drop = None if dropout is None else network.dropping(dropout)
     with (
         network.watch(chosen, reduce, features=features) as run,
         progress_bar(f"recording {network.name}", stream.n_samples, shown=progress) as advance,
@@ -142,6 +168,8 @@ def run_through(
             if not capture.has(batch):
                 try:
                     step = run(batch.inputs)
+                    if drop is not None:
+                        step = replace(step, stochastic=drop(batch.inputs, capture.grown.n))
                 except Exception as error:
                     error.add_note(
                         f"{network.name} was run on a batch of {batch.n} samples, {_shapes(batch.inputs)}. Inputs come as one "
@@ -172,15 +200,35 @@ def _checked_outputs(outputs: npt.NDArray[Any], n: int, first: int) -> npt.NDArr
     return outputs
 
 
-def _width(layer: Layer, n: int) -> int:
-    if layer.bits is None or layer.bits.ndim != 2 or len(layer.bits) != n:
-        shape = None if layer.bits is None else layer.bits.shape
-        raise InvalidInput(f"Layer {layer.name} must give one row for each of the {n} samples. Got shape {shape}.")
-    return int(layer.bits.shape[1])
+def _kept_inputs(inputs: Any) -> npt.NDArray[Any]:
+    """Inputs as one array of numbers."""
+    if isinstance(inputs, Mapping | tuple | list):
+        raise InvalidInput(
+            f"inputs=True keeps inputs that are one array. Got {shown(inputs)}; leave it out, or wrap the network in one that "
+            "takes an array."
+        )
+    kept = as_array(inputs, "inputs")
+    if kept.dtype.kind not in "biuf":
+        raise InvalidInput(f"inputs=True keeps inputs that are numbers. Got {kept.dtype}; leave it out.")
+    return kept
 
 
-def _listed(layers: list[tuple[str, int]]) -> str:
-    return ", ".join(f"{name} ({width} units)" for name, width in layers) or "none"
+def _widths(layer: Layer, n: int) -> Widths:
+    """A layer's name and widths."""
+    widths = []
+    for kept in (layer.bits, layer.features):
+        if kept is not None and (kept.ndim != 2 or len(kept) != n):
+            raise InvalidInput(
+                f"Layer {layer.name} must give one row for each of the {n} samples. Got shape {kept.shape}."
+            )
+        widths.append(None if kept is None else int(kept.shape[1]))
+    return layer.name, widths[0], widths[1]
+
+
+def _listed(layers: list[Widths]) -> str:
+    return (
+        ", ".join(f"{name} ({features if bits is None else bits} units)" for name, bits, features in layers) or "none"
+    )
 
 
 def _numbered(labels: npt.NDArray[Any], classes: npt.NDArray[Any] | None, first: int) -> npt.NDArray[Any]:
