@@ -1,0 +1,73 @@
+"""ODIN: the maximum response of softened outputs, on inputs that were moved towards the predicted class."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from terrafirma.core._checks import check_positive
+from terrafirma.core.patterns import FloatArray
+from terrafirma.recorded import Recorded
+from terrafirma.scores.base import Score
+from terrafirma.scores.logits import check_logits, max_response
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["Odin"]
+
+
+class Odin(Score):
+    """``1 - p_1`` of the softmax of ``logits / temperature``, at inputs moved by ``epsilon`` to where ``p_1`` is larger.
+
+    Known inputs gain more by that than unknown ones. It takes gradients: ``model``, the torch module that was recorded, and
+    recorded inputs. Without ``model`` inputs stay as they are.
+    """
+
+    name: ClassVar[str] = "odin"
+    paper: ClassVar[str] = "Liang et al., ICLR 2018"
+    cost: ClassVar[str] = "fit none; a query O(C), with model= two passes of the network and one back"
+    grid: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "temperature": (1000.0, 1.0, 10.0, 100.0),
+        "epsilon": (0.0014, 0.0, 0.0005, 0.001, 0.002, 0.004),
+    }
+    needs = frozenset({"outputs"})
+    temperature_: float
+    epsilon_: float
+
+    def __init__(self, temperature: float | None = None, epsilon: float | None = None, model: Any = None) -> None:
+        self.temperature = temperature
+        self.epsilon = epsilon
+        self.model = model
+        if model is not None:
+            self.needs = self.needs | {"inputs", "gradients"}
+
+    def check(self) -> None:
+        """Raise where a hyperparameter breaks a rule."""
+        super().check()
+        if self.temperature is not None:
+            check_positive("temperature", self.temperature, "logits are divided by it")
+        if self.epsilon is not None or self.model is not None:
+            from terrafirma.capture.gradients import check_nudge
+
+            check_nudge(self.epsilon, self.model)
+
+    def open_settings(self, recorded: Recorded) -> list[dict[str, Any]]:
+        """Without a network, inputs stay as they are."""
+        settings = super().open_settings(recorded)
+        free = self.epsilon is None and self.model is None
+        return [setting for setting in settings if setting["epsilon"] == 0] if free else settings
+
+    def score(self, recorded: Recorded) -> FloatArray:
+        """The softened maximum response."""
+        outputs = recorded.need("outputs", by=f"The score {self.name}")
+        if self.epsilon_ > 0:
+            from terrafirma.capture.gradients import nudge
+
+            inputs = recorded.need("inputs", by=f"The score {self.name}")
+            outputs = nudge(self.model, inputs, self._surprise, self.epsilon_, expected=outputs).outputs
+        return max_response(check_logits(outputs) / self.temperature_)
+
+    def _surprise(self, outputs: Tensor, _: Mapping[str, Tensor]) -> Tensor:
+        """``-log p_1`` of the softened softmax."""
+        return -(outputs / self.temperature_).log_softmax(1).max(1).values
