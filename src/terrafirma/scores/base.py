@@ -77,14 +77,18 @@ class Score:
         raise NotImplementedError
 
     def trials(self, train: Recorded, validation: Recorded | None) -> Iterator[tuple[Self, FloatArray]]:
-        """The score with each setting in turn, fitted, and its unreliability on the validation data.
+        """The score with each setting in turn, fitted, and its unreliability on the validation data, if there are several.
 
         One that can do all settings at once does so here.
         """
-        for setting in self.open_settings(train if validation is None else validation):
+        settings = self.open_settings(train if validation is None else validation)
+        for setting in settings:
             trial = self.with_setting(setting)
             trial.learn(train, validation)
-            yield trial, np.zeros(0) if validation is None else trial.unreliability(validation)
+            if validation is None or len(settings) == 1:
+                yield trial, np.zeros(0)
+            else:
+                yield trial, trial.unreliability(validation)
 
     # ------------------------------------------------------------------------------------- what users call
 
