@@ -8,7 +8,7 @@ from sklearn.linear_model import LogisticRegression
 
 from terrafirma import Recorded, record, scores
 from terrafirma.errors import InvalidInput
-from terrafirma.scores.class_distance import log_odds
+from terrafirma.scores.joining import log_odds
 from tests.scores.test_gaussian import blobs, slowly
 
 
@@ -59,11 +59,13 @@ def test_layers_are_joined_by_the_odds_of_validation_errors(data):
     score = scores.get("class_distance").fit(train, validation)
     lengths, asked = np.sqrt(columns(train, validation)), np.sqrt(columns(train, queries))
     mean, spread = lengths.mean(axis=0), lengths.std(axis=0)
-    peer = LogisticRegression(tol=1e-10).fit(((lengths - mean) / spread)[:, score.weights_ > 0], validation.errors)
-    expected = peer.decision_function(((asked - mean) / spread)[:, score.weights_ > 0])
+    peer = LogisticRegression(tol=1e-10).fit(
+        ((lengths - mean) / spread)[:, score.join_["weights"] > 0], validation.errors
+    )
+    expected = peer.decision_function(((asked - mean) / spread)[:, score.join_["weights"] > 0])
     np.testing.assert_allclose(score.unreliability(queries), expected, rtol=1e-5, atol=1e-6)
     assert score.joined_by_ == "regression"
-    assert score.weights_[1] > 0
+    assert score.join_["weights"][1] > 0
 
 
 @pytest.mark.parametrize("known", ["none", "no errors", "few errors", "few right"])
@@ -322,6 +324,6 @@ def test_recordings_of_a_convolutional_network(rng, variant):
     score = scores.get("class_distance", epsilon=0.01, model=net, variant=variant).fit(train, validation)
     plain = scores.get("class_distance", variant=variant).fit(train, validation)
     assert [len(score.centre_[name]) for name in score.layers_] == [4, 8]
-    near, far = score._distances(queries, 0.01), plain._distances(queries, 0.0)
+    near, far = score._lengths(queries, 0.01), plain._lengths(queries, 0.0)
     assert (near < far).all()
     assert np.isfinite(score.unreliability(queries)).all()

@@ -105,7 +105,9 @@ def load(path: str | os.PathLike[str], model: Any = None) -> Score:
 def from_arrays(arrays: Any, settings: Any, model: Any = None) -> Score:
     """The fitted score of what ``Score.to_arrays`` gave; an error of any kind where it is not whole."""
     if settings["name"] not in available():
-        raise BadFile(f"The score {settings['name']!r:.80} is not known here. Import what registers it, then load again.")
+        raise BadFile(
+            f"The score {settings['name']!r:.80} is not known here. Import what registers it, then load again."
+        )
     return _type(settings["name"]).from_arrays(arrays, settings, model)
 
 

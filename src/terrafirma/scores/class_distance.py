@@ -14,6 +14,7 @@ from terrafirma.errors import InvalidInput
 from terrafirma.recorded import Recorded
 from terrafirma.scores.base import ROWS, Score, classes_of
 from terrafirma.scores.gaussian import TiedGaussian, fit_tied
+from terrafirma.scores.joining import Joined
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 __all__ = ["ClassDistance"]
 
 MOST_UNITS = 8192  # of a layer
-FEWEST = 5  # wrong and right samples each, to regress on
 PARTS = ("centre", "whitening", "means", "rest")  # of a TiedGaussian
 
 
@@ -52,10 +52,7 @@ class ClassDistance(Score):
     means_: dict[str, FloatArray]
     rest_: dict[str, FloatArray]
     joined_by_: str
-    shift_: FloatArray
-    scale_: FloatArray
-    weights_: FloatArray
-    offset_: float
+    join_: dict[str, FloatArray]  # the parts of a Joined
 
     def __init__(self, epsilon: float | None = None, model: Any = None, variant: str | None = None) -> None:
         self.epsilon = epsilon
@@ -93,19 +90,35 @@ class ClassDistance(Score):
         for setting in self.open_settings(train if validation is None else validation):
             trial = self.with_setting(setting)
             vars(trial).update({name: value for name, value in first._fitted().items() if name != "settings_"})
-            distances = None if validation is None else trial._distances(validation, trial.epsilon_)
-            trial._learn_join(train, validation, distances)
-            yield trial, np.zeros(0) if distances is None else trial._join(distances)
+            lengths = None if validation is None else trial._lengths(validation, trial.epsilon_)
+            trial._learn_join(train, validation, lengths)
+            yield trial, np.zeros(0) if lengths is None else Joined(**trial.join_)(lengths)
 
     def learn(self, train: Recorded, validation: Recorded | None) -> None:
         """Find the Gaussians of each layer, and how to join the distances."""
         self._learn_layers(train)
-        distances = None if validation is None else self._distances(validation, self.epsilon_)
-        self._learn_join(train, validation, distances)
+        self._learn_join(train, validation, None if validation is None else self._lengths(validation, self.epsilon_))
 
     def score(self, recorded: Recorded) -> FloatArray:
         """The joined distances."""
-        return self._join(self._distances(recorded, self.epsilon_))
+        return Joined(**self.join_)(self._lengths(recorded, self.epsilon_))
+
+    def _learn_join(self, train: Recorded, validation: Recorded | None, lengths: FloatArray | None) -> None:
+        """Find what weighs the layers; ``lengths``: of the validation data."""
+        published, joined = self.variant == "published", None
+        if len(self.layers_) == 1:
+            one = np.ones(1)
+            self.joined_by_, self.join_ = "one layer", dict(vars(Joined(0 * one, one, one, np.zeros(()))))
+            return
+        errors = None if validation is None else validation.errors
+        if published:
+            lengths, errors = self._lengths(train, self.epsilon_), train.errors
+        elif lengths is None:
+            lengths = self._lengths(train, 0.0)
+        if errors is not None:
+            joined = Joined.by_errors(lengths, errors, any_sign=published)
+        self.joined_by_ = "mean" if joined is None else "regression"
+        self.join_ = dict(vars(joined or Joined.mean(lengths)))
 
     # ------------------------------------------------------------------------------------------ distances
 
@@ -150,8 +163,8 @@ class ClassDistance(Score):
             )
         return values
 
-    def _distances(self, recorded: Recorded, epsilon: float) -> FloatArray:
-        """Squared distance to the nearest class, (n, layers)."""
+    def _lengths(self, recorded: Recorded, epsilon: float) -> FloatArray:
+        """Distance to the nearest class (n, layers); squared where the layers are not joined by us."""
         found = np.empty((len(recorded), len(self.layers_)))
         for rows in row_ranges(len(recorded), ROWS):
             part = recorded[rows]
@@ -160,7 +173,7 @@ class ClassDistance(Score):
                 width = len(gaussian.centre)
                 features = self._moved(part, name, epsilon) if epsilon > 0 else self._units(part, name, width)
                 found[rows, i] = gaussian.nearest(features)
-        return found
+        return found if self.variant == "published" or len(self.layers_) == 1 else np.sqrt(found)
 
     def _moved(self, recorded: Recorded, name: str, epsilon: float) -> npt.NDArray[Any]:
         """What a layer gives of inputs that were moved towards the class that is nearest there."""
@@ -176,56 +189,6 @@ class ClassDistance(Score):
 
         moved = nudge(self.model, inputs, distance, epsilon, width, expected=recorded.outputs, raw=raw)
         return moved.features[name]
-
-    # -------------------------------------------------------------------------------------------- joining
-
-    def _learn_join(self, train: Recorded, validation: Recorded | None, distances: FloatArray | None) -> None:
-        """Find what standardises distances and weighs layers; ``distances``: of the validation data."""
-        n_layers = len(self.layers_)
-        self.joined_by_ = "one layer" if n_layers == 1 else "mean"
-        self.shift_, self.scale_ = np.zeros(n_layers), np.ones(n_layers)
-        self.weights_, self.offset_ = np.ones(n_layers) / n_layers, 0.0
-        if n_layers == 1:
-            return
-        errors = None if validation is None else validation.errors
-        if self.variant == "published":
-            distances, errors = self._distances(train, self.epsilon_), train.errors
-        lengths = self._lengths(self._distances(train, 0.0) if distances is None else distances)
-        self.shift_, spread = lengths.mean(axis=0), lengths.std(axis=0)
-        self.scale_ = np.where(spread > 1e-9 * self.shift_, spread, np.where(self.shift_ > 0, self.shift_, 1.0))
-        wrong = np.zeros(0, dtype=bool) if errors is None else errors > 0.5
-        if min(wrong.sum(), (~wrong).sum()) >= FEWEST:
-            found = log_odds((lengths - self.shift_) / self.scale_, wrong, any_sign=self.variant == "published")
-            if found is not None:
-                (self.weights_, self.offset_), self.joined_by_ = found, "regression"
-
-    def _lengths(self, distances: FloatArray) -> FloatArray:
-        return distances if self.variant == "published" or len(self.layers_) == 1 else np.sqrt(distances)
-
-    def _join(self, distances: FloatArray) -> FloatArray:
-        """One number for each sample: the log odds of an error, or the mean."""
-        return np.asarray((self._lengths(distances) - self.shift_) / self.scale_ @ self.weights_ + self.offset_)
-
-
-def log_odds(
-    columns: FloatArray, wrong: npt.NDArray[np.bool_], *, any_sign: bool = False
-) -> tuple[FloatArray, float] | None:
-    """Weights and offset of the log odds of ``wrong``; columns with weights below 0 are left out, the lowest first.
-
-    None where no column is left.
-    """
-    from sklearn.linear_model import LogisticRegression
-
-    kept = list(range(columns.shape[1]))
-    while kept:
-        fitted = LogisticRegression(tol=1e-8, max_iter=10_000).fit(columns[:, kept], wrong)
-        slopes = fitted.coef_[0]
-        if any_sign or (slopes > 0).all():
-            weights = np.zeros(columns.shape[1])
-            weights[kept] = slopes
-            return weights, float(fitted.intercept_[0])
-        kept.pop(int(slopes.argmin()))
-    return None
 
 
 def _nearest(gaussian: TiedGaussian, features: Tensor) -> Tensor:

@@ -131,7 +131,9 @@ class EnsembleSubfunction(EnsembleScore):
         return arrays, {"name": self.name, "parameters": {}, "scores": [settings for _, settings in parts]}
 
     @classmethod
-    def from_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]], settings: Mapping[str, Any], model: Any = None) -> Self:
+    def from_arrays(
+        cls, arrays: Mapping[str, npt.NDArray[Any]], settings: Mapping[str, Any], model: Any = None
+    ) -> Self:
         """A fitted score of what ``to_arrays`` gave."""
         score = cls()
         score.scores_ = []

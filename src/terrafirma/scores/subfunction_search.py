@@ -119,7 +119,9 @@ class Subfunction(Score):
         return arrays, {"name": self.name, "parameters": self.parameters(), "bound": settings}
 
     @classmethod
-    def from_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]], settings: Mapping[str, Any], model: Any = None) -> Self:
+    def from_arrays(
+        cls, arrays: Mapping[str, npt.NDArray[Any]], settings: Mapping[str, Any], model: Any = None
+    ) -> Self:
         """A fitted score of what ``to_arrays`` gave; without the search."""
         score = cls(**settings["parameters"])
         score.bound_ = SubfunctionBound.from_arrays(arrays, settings["bound"])
