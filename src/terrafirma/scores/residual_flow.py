@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ResidualFlow"]
 
-EXACT = 64  # dimensions up to which log-determinants come from whole Jacobians
+EXACT = 128  # dimensions up to which log-determinants come from whole Jacobians
 SEEDS = 2**63  # that torch knows
 NUMBERS = 1 << 23  # in the largest array of a batch to score
 
@@ -36,7 +36,7 @@ class ResidualFlow(Score):
     their level; of anything else in the units that it has. Inputs (n, C, H, W) or (n, H, W) are images and pass
     convolutions; inputs (n, d), and features, are vectors. Needs torch.
 
-    Up to 64 dimensions the density is exact. Beyond, each block's log-determinant is a power series cut after 20 terms,
+    Up to 128 dimensions the density is exact. Beyond, each block's log-determinant is a power series cut after 20 terms,
     its traces estimated with 4 probes that are the same for all samples: a score never depends on what else is scored,
     but it is an estimate. The cut costs at most 0.06 nats for each dimension and block, where a block stretches as much as
     it may, and less than 1e-7 where it stretches by half; the probes' error is much the same for all samples.

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from terrafirma.scores.flow.lipschitz import Lipschitz, LipschitzConv, LipschitzLinear, LipSwish
-from terrafirma.scores.flow.log_det import LogDet, no_log_det
+from terrafirma.scores.flow.log_det import LogDet, Pull, no_log_det
 
 __all__ = ["ActNorm", "Flow", "ResidualBlock", "Squeeze"]
 
@@ -87,33 +87,41 @@ class ResidualBlock(nn.Module):
                 LipschitzLinear(width, width, generator),
                 LipschitzLinear(width, units, generator, GAIN),
             ]
-        self.residual = nn.Sequential(layers[0], LipSwish(), layers[1], LipSwish(), layers[2])
+        self.layers = nn.ModuleList(layers)
+        self.bends = nn.ModuleList([LipSwish(), LipSwish()])
 
     @torch.no_grad()
     def begin(self, x: Tensor) -> None:
         """Find the norms of fresh layers, and where a batch lies."""
-        for part in self.residual:
-            if isinstance(part, Lipschitz):
-                part.iterate(FIRST_ROUNDS)
-            elif isinstance(part, LipSwish):
-                part.begin(x)
-            x = part(x)
+        for layer, bend in zip(self.layers, [*self.bends, None], strict=True):
+            layer.iterate(FIRST_ROUNDS)  # type: ignore[operator]  # a Lipschitz
+            x = layer(x)[0]
+            if bend is not None:
+                bend.begin(x)
+                x = bend(x)[0]
+
+    def residual(self, x: Tensor) -> tuple[Tensor, Pull]:
+        """``g(x)``, and what carries vectors back through its Jacobian; slopes are computed once for all vectors."""
+        first, second, third = self.layers
+        one, other = self.bends
+        x, pull_first = first(x)
+        x, slopes = one(x)
+        x, pull_second = second(x)
+        x, later_slopes = other(x)
+        g, pull_third = third(x)
+        return g, lambda vectors: pull_first(slopes * pull_second(later_slopes * pull_third(vectors)))
 
     def forward(self, x: Tensor, log_det: LogDet) -> tuple[Tensor, Tensor]:
-        """The result and its log-determinant; out of training without a trace of how they came about."""
-        with torch.enable_grad():
-            x = x if self.training and x.requires_grad else x.detach().requires_grad_()
-            g = self.residual(x)
-            found = log_det(g, x)
-        y = x + g
-        return (y, found) if self.training else (y.detach(), found.detach())
+        """The result and its log-determinant."""
+        g, pull = self.residual(x)
+        return x + g, log_det(pull, x)
 
     @torch.no_grad()
     def inverse(self, y: Tensor) -> Tensor:
         """Back, by fixed-point iteration until nothing moves any more."""
         x, tiny = y, 4 * torch.finfo(y.dtype).eps
         for _ in range(INVERSE_ROUNDS):
-            before, x = x, y - self.residual(x)
+            before, x = x, y - self.residual(x)[0]
             if bool(((x - before).abs() <= tiny * (1 + x.abs())).all()):
                 break
         return x
@@ -165,7 +173,7 @@ class Flow(nn.Module):
         for part in self.parts:
             if isinstance(part, ActNorm | ResidualBlock):
                 part.begin(x)
-            x = part(x, no_log_det)[0].detach()
+            x = part(x, no_log_det)[0]
 
     def lipschitz(self) -> list[Lipschitz]:
         """All bounded layers."""
@@ -180,10 +188,9 @@ class Flow(nn.Module):
 
     def load(self, weights: Mapping[str, npt.NDArray[Any]]) -> Flow:
         """Take frozen weights, to work in double precision."""
-        self.double().eval().requires_grad_(False)
-        with torch.no_grad():
-            for name, parameter in self.named_parameters():
-                parameter.copy_(torch.from_numpy(np.array(weights[name])))
+        self.double().requires_grad_(False)
+        for name, parameter in self.named_parameters():
+            parameter.copy_(torch.from_numpy(np.array(weights[name])))
         for layer in self.lipschitz():
             layer.frozen = True
         return self

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from terrafirma.scores.flow.log_det import Pull
+
 __all__ = ["COEFFICIENT", "LipSwish", "Lipschitz", "LipschitzConv", "LipschitzLinear"]
 
 COEFFICIENT = 0.97  # the largest spectral norm of a layer
@@ -30,9 +32,11 @@ class LipSwish(nn.Module):
         """Bend where the data are: behind layers of bounded norm they are so close to 0 that beta = 1 would leave a line."""
         self.log_beta.copy_((BENDS / (x.square().mean().sqrt() + TINY)).log())
 
-    def forward(self, x: Tensor) -> Tensor:
-        """The activation of every number."""
-        return x * torch.sigmoid(self.log_beta.exp() * x) / 1.1
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The activation of every number, and its slope."""
+        scaled = self.log_beta.exp() * x
+        gate = torch.sigmoid(scaled) / 1.1
+        return x * gate, gate * (1 + scaled * (1 - 1.1 * gate))
 
 
 class Lipschitz(nn.Module):
@@ -59,7 +63,7 @@ class Lipschitz(nn.Module):
         """What the map makes of samples."""
         raise NotImplementedError
 
-    def transposed(self, y: Tensor) -> Tensor:
+    def transposed(self, y: Tensor, weight: Tensor) -> Tensor:
         """What the transposed map makes of vectors on its other side."""
         raise NotImplementedError
 
@@ -68,7 +72,7 @@ class Lipschitz(nn.Module):
         """Bring ``left`` and ``right`` nearer to the leading singular vectors."""
         for _ in range(rounds):
             self.left = _unit(self.product(self.right, self.weight), self.left)
-            self.right = _unit(self.transposed(self.left), self.right)
+            self.right = _unit(self.transposed(self.left, self.weight), self.right)
 
     def norm(self) -> Tensor:
         """The spectral norm as far as power iteration has come; never more than the true one."""
@@ -86,10 +90,14 @@ class Lipschitz(nn.Module):
         self.weight.div_((norm / COEFFICIENT).clamp(min=1.0))
         self.frozen = True
 
-    def forward(self, x: Tensor) -> Tensor:
-        """The bounded map of samples."""
-        weight = self.weight if self.frozen else self.weight / (self.norm() / COEFFICIENT).clamp(min=1.0)
-        return self.product(x, weight, self.bias)
+    def bounded(self) -> Tensor:
+        """The weights in use."""
+        return self.weight if self.frozen else self.weight / (self.norm() / COEFFICIENT).clamp(min=1.0)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Pull]:
+        """The bounded map of samples, and what its transposed makes of vectors."""
+        weight = self.bounded()
+        return self.product(x, weight, self.bias), lambda y: self.transposed(y, weight)
 
 
 class LipschitzLinear(Lipschitz):
@@ -103,9 +111,9 @@ class LipschitzLinear(Lipschitz):
         """Samples (n, inputs) to (n, outputs)."""
         return functional.linear(x, weight, bias)
 
-    def transposed(self, y: Tensor) -> Tensor:
+    def transposed(self, y: Tensor, weight: Tensor) -> Tensor:
         """Vectors (n, outputs) to (n, inputs)."""
-        return y @ self.weight
+        return y @ weight
 
 
 class LipschitzConv(Lipschitz):
@@ -128,9 +136,9 @@ class LipschitzConv(Lipschitz):
         """Maps (n, inputs, H, W) to (n, outputs, H, W)."""
         return functional.conv2d(x, weight, bias, padding=weight.shape[-1] // 2)
 
-    def transposed(self, y: Tensor) -> Tensor:
+    def transposed(self, y: Tensor, weight: Tensor) -> Tensor:
         """Maps (n, outputs, H, W) to (n, inputs, H, W)."""
-        return functional.conv_transpose2d(y, self.weight, padding=self.weight.shape[-1] // 2)
+        return functional.conv_transpose2d(y, weight, padding=weight.shape[-1] // 2)
 
 
 def _unit(vector: Tensor, fallback: Tensor) -> Tensor:

@@ -1,8 +1,9 @@
 """log |det(I + J)| of a residual block ``x + g(x)``, for the Jacobian J of g: exactly, as a cut series, or without bias.
 
-Each function of this file takes a batch ``x`` and ``g = g(x)``, computed from it with gradients on, and returns (n,).
+Each function of this file takes ``pull``, which carries vectors v (one for each sample, of its shape) to ``v J``, and the
+batch x, and returns (n,).
 ``log det(I + J) = tr J - tr J^2 / 2 + tr J^3 / 3 - ...`` converges, since g stretches no distance by 1 or more; a trace is
-the mean of ``v J^k v`` over vectors v of random signs, and ``v J^k`` needs k derivatives of g and no matrix.
+the mean of ``v J^k v`` over vectors v of random signs, and ``v J^k`` takes k pulls and no matrix.
 """
 
 from __future__ import annotations
@@ -12,29 +13,27 @@ from collections.abc import Callable
 import numpy as np
 import torch
 from torch import Tensor
-from torch.autograd import grad
 
-__all__ = ["PROBES", "TERMS", "LogDet", "Roulette", "Truncated", "exact", "no_log_det", "signs"]
+__all__ = ["PROBES", "TERMS", "LogDet", "Pull", "Roulette", "Truncated", "exact", "no_log_det", "signs"]
 
-LogDet = Callable[[Tensor, Tensor], Tensor]
+Pull = Callable[[Tensor], Tensor]
+LogDet = Callable[[Pull, Tensor], Tensor]
 SURE = 2  # terms of the series that Roulette always takes
-GOES_ON = 0.5  # probability of each further one
+GOES_ON = 0.5  # probability of each further one: a finite variance while blocks stretch by less than its square root
 TERMS = 20  # of the cut series
 PROBES = 4
 
 
-def no_log_det(g: Tensor, x: Tensor) -> Tensor:  # noqa: ARG001  # a LogDet like the others
+def no_log_det(pull: Pull, x: Tensor) -> Tensor:  # noqa: ARG001  # a LogDet like the others
     """Zeros, where nobody asks for it."""
     return x.new_zeros(len(x))
 
 
-def exact(g: Tensor, x: Tensor) -> Tensor:
-    """From the whole Jacobian: as many derivatives as there are dimensions."""
-    n, dimensions = len(x), x[0].numel()
-    columns = g.reshape(n, dimensions)
-    rows = [grad(columns[:, i].sum(), x, retain_graph=True)[0].reshape(n, dimensions) for i in range(dimensions)]
-    jacobians = torch.stack(rows, dim=1)
-    found: Tensor = torch.linalg.slogdet(jacobians + torch.eye(dimensions, dtype=x.dtype, device=x.device)).logabsdet
+def exact(pull: Pull, x: Tensor) -> Tensor:
+    """From the whole Jacobian: as many pulls as there are dimensions."""
+    identity = torch.eye(x[0].numel(), dtype=x.dtype, device=x.device)
+    rows = [pull(unit.reshape(x[:1].shape).expand_as(x)).flatten(1) for unit in identity]
+    found: Tensor = torch.linalg.slogdet(identity + torch.stack(rows, dim=1)).logabsdet
     return found
 
 
@@ -49,14 +48,14 @@ class Truncated:
         self.terms = terms
         self.probes = probes
 
-    def __call__(self, g: Tensor, x: Tensor) -> Tensor:
+    def __call__(self, pull: Pull, x: Tensor) -> Tensor:
         """The mean over the probes."""
         total = x.new_zeros(len(x))
         for _ in range(self.probes):
             probe = signs(x[:1], self.generator).expand_as(x)
             vector = probe
             for k in range(self.terms):
-                (vector,) = grad(g, x, vector, retain_graph=True)
+                vector = pull(vector)
                 total += (-1) ** k / (k + 1) * _dot(vector, probe)
         return total / self.probes
 
@@ -65,7 +64,7 @@ class Roulette:
     """Unbiased: after ``SURE`` terms a coin says whether another one follows, and each is divided by its probability.
 
     The value has no gradient of its own. That of the log-determinant is ``tr (I + J)^-1 dJ``, whose series takes the same
-    terms (Neumann's): one derivative of g that remembers how it came about, however many terms there are.
+    terms (Neumann's): one pull that remembers how it came about, however many terms there are.
     """
 
     def __init__(self, rng: np.random.Generator, generator: torch.Generator) -> None:
@@ -77,16 +76,16 @@ class Roulette:
         further = int(self.rng.geometric(1 - GOES_ON)) - 1
         return [1.0] * SURE + [GOES_ON**-k for k in range(1, further + 1)]
 
-    def __call__(self, g: Tensor, x: Tensor) -> Tensor:
+    def __call__(self, pull: Pull, x: Tensor) -> Tensor:
         """One draw, the same number of terms for all samples and one probe for each."""
         probe = signs(x, self.generator)
-        vector, inverse, value = probe, torch.zeros_like(x), x.new_zeros(len(x))
-        for k, weight in enumerate(self.weights()):
-            inverse += (-1) ** k * weight * vector
-            (vector,) = grad(g, x, vector, retain_graph=True)
-            value += (-1) ** k / (k + 1) * weight * _dot(vector, probe)
-        (last,) = grad(g, x, inverse, create_graph=True)
-        slope = _dot(last, probe)
+        with torch.no_grad():
+            vector, inverse, value = probe, torch.zeros_like(x), x.new_zeros(len(x))
+            for k, weight in enumerate(self.weights()):
+                inverse += (-1) ** k * weight * vector
+                vector = pull(vector)
+                value += (-1) ** k / (k + 1) * weight * _dot(vector, probe)
+        slope = _dot(pull(inverse), probe)
         return value + slope - slope.detach()
 
 

@@ -119,7 +119,6 @@ class _Run:
         rng, generator = self._random(done + 1)
         log_det = Roulette(rng, generator)
         total = torch.zeros((), device=self.device)
-        self.flow.train()
         batches = np.array_split(rng.permutation(len(self.data)), self.steps_each)
         for number, rows in enumerate(batches):
             for layer in self.flow.lipschitz():
