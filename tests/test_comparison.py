@@ -78,12 +78,18 @@ def test_by_default_all_that_can_be_computed(sets):
     found = compare({"net": sets}, draws=5)
     names = {row.score for row in found.results}
     assert {"entropy", "knn", "mahalanobis", "subfunction", "vim"} <= names
-    assert names.isdisjoint({"mc_dropout", "residual_flow", "ensemble_variance"})
-    assert found.left_out == {"mc_dropout": "The score mc_dropout needs stochastic, which were not recorded. " + REMEDY}
-    assert "left out: mc_dropout: The score mc_dropout needs stochastic" in str(found)
-
-
-REMEDY = "Record again with dropout=0.5, or several."
+    left_out = {score: why for (_, score), why in found.left_out.items()}
+    assert left_out.keys() == {"mc_dropout", "residual_flow", *(n for n in scores.available() if "ensemble_" in n)}
+    assert names.isdisjoint(left_out)
+    assert left_out["mc_dropout"] == (
+        "The score mc_dropout needs stochastic, which were not recorded. Record again with dropout=0.5, or several."
+    )
+    assert left_out["residual_flow"] == "It trains a network of its own. Name it, to have it computed."
+    assert left_out["ensemble_variance"] == (
+        "Ensemble scores must have several networks, recorded on the same samples. Got one; leave these scores out."
+    )
+    for text in (str(found), found.to_markdown(), found.to_latex(), found._repr_html_()):
+        assert "left out: mc_dropout (net): The score mc_dropout needs stochastic" in text
 
 
 def test_what_is_asked_for_and_lacking_is_an_error(sets):
@@ -96,7 +102,13 @@ def test_scores_with_hyperparameters_go_by_them(sets):
     assert [row.score for row in found.results[:24:12]] == ["entropy", "energy(react=0.8)"]
     named = compare({"net": sets}, {"mine": scores.get("energy", react=0.8)}, draws=5)
     assert named.value("mine") == found.value("energy(react=0.8)")
-    assert isinstance(named.fitted["net", "mine"], Score)
+    assert compare({"net": sets}, ["knn"], draws=5).settings["net", "knn"].keys() == {"k"}
+
+
+def test_scores_that_are_given_stay_as_they_were(sets):
+    mine = scores.get("knn")
+    compare({"net": sets}, [mine], draws=5)
+    assert vars(mine) == {"k": None}
 
 
 def test_ensembles_take_all_networks_together(sets, rng):
@@ -122,12 +134,49 @@ def test_ensembles_take_all_networks_together(sets, rng):
 def test_guards_need_the_test_set_alone(sets):
     train, validation, test, ood = sets
     guard = Guard(None).fit(train, validation, risk=0.3, verbose=False)
-    found = compare({"net": (None, None, test, ood)}, {"mine": guard}, draws=5)
+    found = compare({"net": (None, None, test, ood)}, [], {"mine": guard}, draws=5)
     assert found.value("mine") == pytest.approx(metrics.auroc(guard.unreliability(test), test.errors == 1))
-    with pytest.raises(
-        InvalidInput, match=re.escape("train must be a Recorded, as terrafirma.record gives. Got NoneType")
-    ):
+    assert found.left_out == {}
+    both = compare({"net": sets}, ["entropy"], {"mine": guard}, draws=5)
+    assert [row.score for row in both.results[:24:12]] == ["entropy", "mine"]
+    message = "networks must have training data for scores to learn from. Got None; for guards alone use scores=[]."
+    with pytest.raises(InvalidInput, match=re.escape(message)):
         compare({"net": (None, None, test, ood)}, ["entropy"])
+
+
+def test_what_fails_for_one_network_is_computed_for_the_other(sets):
+    train, validation, test, _ = sets
+    bare = [Recorded(outputs=one.outputs, labels=one.labels) for one in (train, validation, test)]
+    found = compare({"a": sets, "b": bare}, draws=5)
+    assert ("b", "knn") in found.left_out
+    assert ("a", "knn") not in found.left_out
+    assert ("all 2", "ensemble_variance") in found.left_out  # their other sets differ
+    assert found.value("knn", network="a") > 0
+
+
+@pytest.mark.parametrize("kind", ["regressions", "no outputs", "other classes"])
+def test_networks_that_are_no_ensemble_are_compared_without_one(rng, kind):
+    def draw(n, classes):
+        outputs = rng.normal(size=n if kind == "regressions" else (n, classes))
+        more = {} if kind == "no outputs" else {"outputs": outputs}
+        return Recorded(patterns=rng.random((n, 16)) < 0.3, errors=rng.random(n) < 0.3, labels=np.zeros(n, int), **more)
+
+    networks = {name: [draw(60, classes) for _ in range(3)] for name, classes in (("a", 4), ("b", 5))}
+    found = compare(networks, draws=5)
+    assert found.value("subfunction", network="b") > 0
+    assert ("all 2", "ensemble_variance") in found.left_out
+
+
+def test_a_bug_in_a_score_of_ones_own_names_it(sets):
+    class Broken(Score):
+        name = "broken"
+
+        def score(self, recorded):
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError) as caught:
+        compare({"net": sets}, [Broken()])
+    assert caught.value.__notes__ == ["This came up while the score broken was computed for net."]
 
 
 def test_regressions_have_no_roc(rng):
@@ -146,13 +195,13 @@ def test_regressions_have_no_roc(rng):
     [
         (
             lambda s: ({}, None),
-            "networks must hold at least one network. Got none; give {'name': (train, validation, test)}.",
+            "networks must be a dict of at least one network. Got none; give {'name': (train, validation, test)}.",
         ),
         (
             lambda s: ({"net": s[:2]}, None),
             (
                 "networks['net'] must be (train, validation, test), and a dict of out-of-distribution sets where there are "
-                "any. Got tuple of 2."
+                "any. Got Recorded, Recorded."
             ),
         ),
         (
@@ -165,11 +214,14 @@ def test_regressions_have_no_roc(rng):
         ),
         (
             lambda s: ({"net": s}, "entropy"),
-            "scores must be a list of names, scores or fitted guards, or a dict of them by name. Got 'entropy'.",
+            (
+                "scores must be a list of names or scores, or a dict of them by name, and guards a dict of fitted guards. "
+                "Got 'entropy'."
+            ),
         ),
         (
             lambda s: ({"net": s}, ["entropy"] * 2),
-            "scores must differ. Got 'entropy' twice; name them, {'one': ..., 'other': ...}.",
+            "scores and guards must differ. Got 'entropy' twice; name them, {'one': ..., 'other': ...}.",
         ),
         (
             lambda s: ({"net": s}, ["ensemble_variance"]),
@@ -179,9 +231,20 @@ def test_regressions_have_no_roc(rng):
             lambda s: ({"a": s, "b": (s[0], s[1], s[2][1:])}, ["ensemble_variance"]),
             "recorded on the same samples. Got 2 with differing test sets; leave these scores out.",
         ),
+        (lambda s: (s, None), "networks must be a dict of at least one network. Got tuple; give "),
+        (lambda s: ({"net": s}, []), "scores must name at least one score, where there are no guards. Got none."),
+        (
+            lambda s: ({"net": (*s[:2], s[2][:0])}, ["entropy"]),
+            "networks['net'] must hold samples in every set. Got none in test.",
+        ),
     ],
 )
 def test_bad_input_is_named(sets, change, message):
     networks, chosen = change(sets)
     with pytest.raises(InvalidInput, match=re.escape(message)):
         compare(networks, chosen)
+
+
+def test_a_seed_is_a_number(sets):
+    with pytest.raises(InvalidInput, match=re.escape("seed must be an integer of at least 0. Got None.")):
+        compare({"net": sets}, ["entropy"], seed=None)

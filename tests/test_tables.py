@@ -33,6 +33,12 @@ def test_latex_escapes_and_bolds(table):
     ]
 
 
+def test_paths_and_lines_survive():
+    table = Table(("a|b",), [("C:\\guards\none",)])
+    assert table.to_latex().splitlines()[4] == r"C:\textbackslash{}guards one \\"
+    assert table.to_markdown() == "| a\\|b |\n| --- |\n| C:\\guards one |\n"
+
+
 def test_csv_reads_back(table):
     assert list(csv.reader(io.StringIO(table.to_csv()))) == [["score", "AUROC"], ["a_b & c|d", "0.9"], ["<knn>", "0.8"]]
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+import html
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,7 +29,7 @@ __all__ = ["Comparison", "Result", "compare"]
 WRONG = "misclassified"  # what the network's own errors are called beside sets that it never saw
 TITLES = {"auroc": "AUROC", "aucea": "AUCEA", "fpr95": "FPR95", "aurc": "AURC"}
 DRAWS = 200
-LONG = ("residual_flow",)  # trains a network of its own, so it has to be asked for
+LONG = {"residual_flow": "It trains a network of its own. Name it, to have it computed."}
 
 
 class Result(NamedTuple):
@@ -54,15 +56,16 @@ class Comparison:
     ----------
     results : tuple of Result
         Each figure with its bootstrap interval; None where it is not defined, as AUROC where nothing is wrong.
-    fitted : dict of (network, score) to Score
-    left_out : dict of str to str
+    settings : dict of (network, score) to dict
+        The hyperparameters in use.
+    left_out : dict of (network, score) to str
         Scores that could not be computed, and why; only where no scores were named.
 
     """
 
     results: tuple[Result, ...]
-    fitted: Mapping[tuple[str, str], Any]
-    left_out: Mapping[str, str]
+    settings: Mapping[tuple[str, str], Mapping[str, Any]]
+    left_out: Mapping[tuple[str, str], str]
 
     def value(self, score: str, data: str = WRONG, metric: str = "auroc", network: str | None = None) -> float:
         """One figure; ``network`` where there are several."""
@@ -106,26 +109,32 @@ class Comparison:
         return Table(("network", "score", "data", "metric", "value", "low", "high"), rows).to_csv()
 
     def to_markdown(self) -> str:
-        """The table for a page."""
-        return self.table().to_markdown()
+        """The table for a page, and what was left out."""
+        notes = "".join(f"- {note}\n" for note in self.notes())
+        return self.table().to_markdown() + (f"\n{notes}" if notes else "")
 
     def to_latex(self) -> str:
-        """The table for a paper."""
-        return self.table().to_latex()
+        """The table for a paper; what was left out are comments."""
+        return self.table().to_latex() + "".join(f"% {note}\n" for note in self.notes())
+
+    def notes(self) -> list[str]:
+        """What was left out, and why."""
+        return [f"left out: {score} ({network}): {why}" for (network, score), why in self.left_out.items()]
 
     def __str__(self) -> str:
-        left = [f"left out: {name}: {why}" for name, why in self.left_out.items()]
-        return "\n".join([str(self.table()), "* the best", *left])
+        return "\n".join([str(self.table()), "* the best", *self.notes()])
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        return self.table()._repr_html_()
+        notes = "".join(f"<li>{html.escape(note)}</li>" for note in self.notes())
+        return self.table()._repr_html_() + (f"<ul>{notes}</ul>" if notes else "")
 
 
 def compare(
     networks: Mapping[str, Sequence[Any]],
-    scores: Sequence[str | Score | Guard] | Mapping[str, str | Score | Guard] | None = None,
+    scores: Sequence[str | Score] | Mapping[str, str | Score] | None = None,
+    guards: Mapping[str, Guard] | None = None,
     *,
     draws: int = DRAWS,
     confidence: float = 0.95,
@@ -137,12 +146,13 @@ def compare(
     Parameters
     ----------
     networks : dict of name to (train, validation, test) or (train, validation, test, {name: out-of-distribution set})
-        Recordings. Hyperparameters are chosen on the validation data's errors; the rest is only for measuring. Fitted guards
-        need the test set alone, (None, None, test).
-    scores : list of names, scores or fitted guards, or a dict of them by name, optional
+        Recordings. Hyperparameters are chosen on the validation data's errors; the rest is only for measuring.
+    scores : list of names or scores, or a dict of them by name, optional
         By default all whose needs were recorded, but for residual_flow, which trains a network of its own; what cannot be
         computed is then left out, and listed. Ensemble scores take all networks together, which must have been recorded on
-        the same samples.
+        the same samples. An empty list, where only guards are to be measured: they need the test set alone, (None, None, test).
+    guards : dict of name to fitted Guard, optional
+        Measured beside the scores.
     draws, confidence, seed
         Of the bootstrap intervals.
     progress : bool, optional
@@ -162,33 +172,37 @@ def compare(
     'margin'
 
     """
-    sets = {name: _Sets.of(name, given) for name, given in networks.items()}
-    if not sets:
-        raise InvalidInput(
-            "networks must hold at least one network. Got none; give {'name': (train, validation, test)}."
-        )
     check_count("draws", draws, least=1)
+    check_count("seed", seed, least=0)
     check_share("confidence", confidence, "the share of such intervals that hold the true value")
-    chosen = _chosen(scores)
-    left_out: dict[str, str] = {}
+    sets = _checked_networks(networks)
+    chosen = _checked_scores(scores, guards or {})
+    if chosen and any(one.train is None for one in sets.values()):
+        raise InvalidInput(
+            "networks must have training data for scores to learn from. Got None; for guards alone use scores=[]."
+        )
     results: list[Result] = []
-    fitted: dict[tuple[str, str], Any] = {}
-    jobs = list(_jobs(chosen, sets, named=scores is not None))
+    settings: dict[tuple[str, str], Mapping[str, Any]] = {}
+    left_out = {} if scores is not None else {(name, score): why for name in sets for score, why in LONG.items()}
+    jobs = _jobs({**chosen, **(guards or {})}, sets)
     with progress_bar("comparing", len(jobs), shown=progress) as advance:
-        for network, label, score, given in jobs:
+        for network, label, score, make in jobs:
             try:
-                ready, unreliability = _fitted(score, given)
+                given = make()
+                settings[network, label], unreliability = _computed(score, given)
             except TerrafirmaError as error:
                 if scores is not None:
                     raise
-                left_out[label] = str(error)
+                left_out[network, label] = str(error)
+            except Exception as error:
+                error.add_note(f"This came up while the score {label} was computed for {network}.")
+                raise
             else:
-                fitted[network, label] = ready
                 for data, u, errors in _truths(given, unreliability):
                     measured = figures(u, errors, draws, confidence, seed)
                     results += [Result(network, label, data, metric, one) for metric, one in measured.items()]
             advance(1)
-    return Comparison(tuple(results), fitted, left_out)
+    return Comparison(tuple(results), settings, left_out)
 
 
 @dataclass(frozen=True, eq=False)
@@ -203,81 +217,115 @@ class _Sets:
 
     @classmethod
     def of(cls, name: str, given: Any) -> _Sets:
-        if not isinstance(given, Sequence) or len(given) not in (3, 4):
+        if not isinstance(given, Sequence) or len(given) not in (3, 4) or (len(given) == 4 and not _is_dict(given[3])):
+            shown = (
+                ", ".join(type(part).__name__ for part in given)
+                if isinstance(given, Sequence)
+                else type(given).__name__
+            )
             raise InvalidInput(
                 f"networks[{name!r}] must be (train, validation, test), and a dict of out-of-distribution sets where there "
-                f"are any. Got {type(given).__name__}{f' of {len(given)}' if isinstance(given, Sequence) else ''}."
+                f"are any. Got {shown:.200}."
             )
         train, validation, test, *rest = given
-        ood = dict(rest[0]) if rest else {}
+        ood = dict(rest[0] or {}) if rest else {}
         for role, one in {"train": train, "validation": validation, "test": test, **ood}.items():
-            if not isinstance(one, Recorded) and not (one is None and role in ("train", "validation")):
+            if one is None and role in ("train", "validation"):
+                continue
+            if not isinstance(one, Recorded):
                 raise InvalidInput(
                     f"networks[{name!r}] must hold recordings. Got {type(one).__name__} for {role}; "
                     "make them with terrafirma.record."
                 )
+            if not len(one):
+                raise InvalidInput(f"networks[{name!r}] must hold samples in every set. Got none in {role}.")
         if WRONG in ood:
             raise InvalidInput(f"An out-of-distribution set must not be called {WRONG!r}. Got one; rename it.")
         return cls(train, validation, test, ood, test.need("errors", by="compare"))
 
+    @classmethod
+    def together(cls, sets: list[_Sets]) -> _Sets:
+        """Several networks as an ensemble, whose errors are those of the mean probability."""
+        labels = [one.test.labels for one in sets]
+        same = all(one is not None and np.array_equal(one, labels[0]) for one in labels)
+        if len(sets) < 2 or not same or len({tuple(one.ood) for one in sets}) > 1:
+            raise InvalidInput(
+                "Ensemble scores must have several networks, recorded on the same samples. Got "
+                f"{f'{len(sets)} with differing test sets' if len(sets) > 1 else 'one'}; leave these scores out."
+            )
+        ood = {name: [one.ood[name] for one in sets] for name in sets[0].ood}
+        train, validation, test = ([getattr(one, role) for one in sets] for role in ("train", "validation", "test"))
+        return cls(train, validation, test, ood, joint(test).need("errors", by="compare"))
 
-def _chosen(scores: Any) -> dict[str, Score | Guard]:
-    """Scores and fitted guards, by the names that they go by in the table."""
+
+MakeSets = Callable[[], _Sets]
+
+
+def _is_dict(value: Any) -> bool:
+    return value is None or isinstance(value, Mapping)
+
+
+def _checked_networks(networks: Any) -> dict[str, _Sets]:
+    if not isinstance(networks, Mapping) or not networks:
+        got = "none" if isinstance(networks, Mapping) else type(networks).__name__
+        raise InvalidInput(
+            f"networks must be a dict of at least one network. Got {got}; give {{'name': (train, validation, test)}}."
+        )
+    return {name: _Sets.of(name, given) for name, given in networks.items()}
+
+
+def _checked_scores(scores: Any, guards: Any) -> dict[str, Score]:
+    """Scores by the names that they go by in the table."""
     if scores is None:
         scores = [name for name in known_scores.available() if name not in LONG]
-    many = isinstance(scores, Sequence | Mapping) and not isinstance(scores, str) and len(scores) > 0
-    items = list(scores.items()) if isinstance(scores, Mapping) else [(None, item) for item in scores] if many else []
-    if not many or not all(isinstance(item, str | Score | Guard) for _, item in items):
+    items = list(scores.items()) if isinstance(scores, Mapping) else scores
+    pairs = (
+        items if isinstance(scores, Mapping) or not isinstance(scores, list | tuple) else [(None, x) for x in scores]
+    )
+    listed = isinstance(pairs, list) and all(isinstance(item, str | Score) for _, item in pairs)
+    if not listed or not isinstance(guards, Mapping) or not all(isinstance(one, Guard) for one in guards.values()):
         raise InvalidInput(
-            f"scores must be a list of names, scores or fitted guards, or a dict of them by name. Got {scores!r:.80}."
+            "scores must be a list of names or scores, or a dict of them by name, and guards a dict of fitted guards. Got "
+            f"{scores!r:.80}{f' and {guards!r:.80}' if guards else ''}."
         )
-    chosen: dict[str, Score | Guard] = {}
-    for name, item in items:
+    if not pairs and not guards:
+        raise InvalidInput("scores must name at least one score, where there are no guards. Got none.")
+    chosen: dict[str, Score] = {}
+    for name, item in pairs:
         score = known_scores.get(item) if isinstance(item, str) else item
-        label = name or (score.label if isinstance(score, Score) else "guard")
-        if label in chosen:
-            raise InvalidInput(f"scores must differ. Got {label!r} twice; name them, {{'one': ..., 'other': ...}}.")
+        label = name or score.label
+        if label in chosen or label in guards:
+            raise InvalidInput(
+                f"scores and guards must differ. Got {label!r} twice; name them, {{'one': ..., 'other': ...}}."
+            )
         chosen[label] = score
     return chosen
 
 
 def _jobs(
-    chosen: Mapping[str, Score | Guard], sets: Mapping[str, _Sets], *, named: bool
-) -> Iterator[tuple[str, str, Score | Guard, _Sets]]:
-    """Each score for each network; ensemble scores for all of them."""
-    ensembles = {label: score for label, score in chosen.items() if isinstance(score, EnsembleScore)}
-    for network, given in sets.items():
-        yield from ((network, label, score, given) for label, score in chosen.items() if label not in ensembles)
-    together = _together(list(sets.values()), named=named) if ensembles else None
-    if together is not None:
-        yield from ((f"all {len(sets)}", label, score, together) for label, score in ensembles.items())
+    chosen: Mapping[str, Score | Guard], sets: Mapping[str, _Sets]
+) -> list[tuple[str, str, Score | Guard, MakeSets]]:
+    """Each score for each network; ensemble scores for all of them, put together when their turn comes."""
+    together = partial(_Sets.together, list(sets.values()))
+    jobs: list[tuple[str, str, Score | Guard, MakeSets]] = []
+    for name, given in sets.items():
+        singles = ((label, score) for label, score in chosen.items() if not isinstance(score, EnsembleScore))
+        jobs += [(name, label, score, partial(_same, given)) for label, score in singles]
+    ensembles = ((label, score) for label, score in chosen.items() if isinstance(score, EnsembleScore))
+    return jobs + [(f"all {len(sets)}", label, score, together) for label, score in ensembles]
 
 
-def _together(sets: list[_Sets], *, named: bool) -> _Sets | None:
-    """The networks as an ensemble; None where they were not recorded on the same samples and no one asked for it."""
-    labels = [one.test.labels for one in sets]
-    same = len(sets) > 1 and all(
-        one is not None and labels[0] is not None and np.array_equal(one, labels[0]) for one in labels
-    )
-    if not same or len({tuple(one.ood) for one in sets}) > 1:
-        if named:
-            raise InvalidInput(
-                "Ensemble scores must have several networks, recorded on the same samples. Got "
-                f"{f'{len(sets)} with differing test sets' if len(sets) > 1 else 'one'}; leave these scores out."
-            )
-        return None
-    ood = {name: [one.ood[name] for one in sets] for name in sets[0].ood}
-    train, validation, test = ([getattr(one, role) for one in sets] for role in ("train", "validation", "test"))
-    return _Sets(train, validation, test, ood, joint(test).need("errors", by="compare"))
+def _same(given: _Sets) -> _Sets:
+    return given
 
 
-def _fitted(score: Score | Guard, given: _Sets) -> tuple[Any, dict[str, FloatArray]]:
-    """The fitted score, and its unreliability on the test set and on all others."""
+def _computed(score: Score | Guard, given: _Sets) -> tuple[Mapping[str, Any], dict[str, FloatArray]]:
+    """The hyperparameters in use, and the unreliability on the test set and on all others."""
     ready: Any = score
     if isinstance(score, Score):
         ready = copy.copy(score).fit(given.train, given.validation)
     data = {WRONG: given.test, **given.ood}
-    return ready, {name: ready.unreliability(one) for name, one in data.items()}
+    return getattr(ready, "settings_", {}), {name: ready.unreliability(one) for name, one in data.items()}
 
 
 def _truths(given: _Sets, unreliability: Mapping[str, FloatArray]) -> Iterator[tuple[str, FloatArray, FloatArray]]:

@@ -21,7 +21,7 @@ __all__ = ["ClippedError", "ErrorFunction", "Recorded", "Source", "check_no_nan"
 KIND = "Recorded"
 ErrorFunction = Callable[[npt.NDArray[Any], npt.NDArray[Any]], Any]
 BY_ROW = ("outputs", "features", "labels", "errors", "inputs")  # arrays with one row each sample
-FIELDS = ("patterns", *BY_ROW, "layers", "stochastic", "head")
+FIELDS = frozenset({"patterns", *BY_ROW, "layers", "stochastic", "head"})
 WHERE = {
     "errors": "labels, or errors",
     "layers": "features=True",
@@ -129,6 +129,8 @@ class Recorded:
         self._set("layer_names", tuple(self.layer_names))
         self._check_rows()
         self._check_layers()
+        if self.head is not None:
+            self._set("head", _checked_head(self.head))
         if self.outputs is not None:
             check_no_nan(self.outputs, 0, "outputs")
         if self.errors is None and self.is_classification:
@@ -206,6 +208,9 @@ class Recorded:
         parts = {name: getattr(self, name)[rows] for name in ("patterns", *BY_ROW) if getattr(self, name) is not None}
         parts["layers"] = {name: value[rows] for name, value in self.layers.items()}
         parts["stochastic"] = {p: value[:, rows] for p, value in self.stochastic.items()}
+        for name, value in self.layers.items():
+            if value is self.features:  # once is enough
+                parts["features"] = parts["layers"][name]
         return replace(self, **parts)
 
     def only(self, names: Iterable[str]) -> Recorded:
@@ -283,6 +288,17 @@ class Recorded:
             source=Source(**settings["source"]) if "source" in settings else None,
             **{name: arrays[name] for name in BY_ROW if name in arrays},
         )
+
+
+def _checked_head(head: Any) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    parts = [as_array(part, "head") for part in head] if isinstance(head, tuple | list) else []
+    shapes = [part.shape for part in parts]
+    if len(parts) != 2 or len(shapes[0]) != 2 or shapes[1] != shapes[0][:1]:
+        raise InvalidInput(
+            f"head must be (W, b) of shapes (C, units) and (C,). Got {shapes or type(head).__name__}; "
+            "in torch: (layer.weight, layer.bias)."
+        )
+    return parts[0], parts[1]
 
 
 def check_no_nan(outputs: npt.NDArray[Any], first: int, name: str) -> None:

@@ -10,7 +10,11 @@ from dataclasses import dataclass
 
 __all__ = ["Table"]
 
-LATEX = str.maketrans({c: f"\\{c}" for c in "&%$#_{}"} | {"~": r"\textasciitilde{}", "^": r"\textasciicircum{}"})
+LATEX = str.maketrans(
+    {c: f"\\{c}" for c in "&%$#_{}"}
+    | {"~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "\\": r"\textbackslash{}", "\n": " "}
+)
+MARKDOWN = str.maketrans({"|": "\\|", "\n": " "})
 
 
 @dataclass(frozen=True)
@@ -38,8 +42,9 @@ class Table:
 
     def to_markdown(self) -> str:
         """For pages; what stands out is bold."""
-        rows = self._marked(lambda text: text.replace("|", "\\|"), "**{}**")
-        return "\n".join(f"| {' | '.join(row)} |" for row in [self.names, ["---"] * len(self.names), *rows]) + "\n"
+        rows = self._marked(lambda text: text.translate(MARKDOWN), "**{}**")
+        head = [[name.translate(MARKDOWN) for name in self.names], ["---"] * len(self.names)]
+        return "\n".join(f"| {' | '.join(row)} |" for row in [*head, *rows]) + "\n"
 
     def to_latex(self) -> str:
         """For papers, with booktabs' rules; what stands out is bold."""

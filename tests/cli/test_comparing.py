@@ -53,6 +53,11 @@ def test_record_is_refused_before_any_work(folder, tmp_path):  # noqa: F811
         "-o must end in .safetensors, the format of recordings.",
         *("record", folder / "net.onnx", "--data", folder / "test.npz", "-o", tmp_path / "r.npz"),
     )
+    wrong_usage(
+        "--features keeps what the pattern's layers give, --features-of other layers: give one.",
+        *("record", folder / "net.onnx", "--data", folder / "test.npz", "-o", tmp_path / "r.safetensors"),
+        *("--features", "--features-of", "relu0"),
+    )
 
 
 def test_compare_prints_what_python_finds(recordings):
@@ -104,7 +109,13 @@ def test_guards_are_compared_on_a_test_set(folder, recordings, tmp_path):  # noq
     stdout, _ = terrafirma("compare", folder / "guard", tmp_path / "entropy", recordings["test"], "--draws", 5)
     test = Recorded.load(recordings["test"])
     guards = {str(path): Guard.load(path) for path in (folder / "guard", tmp_path / "entropy")}
-    assert stdout.strip() == str(compare({"network": (None, None, test)}, guards, draws=5))
+    assert stdout.strip() == str(compare({"network": (None, None, test)}, [], guards, draws=5))
+
+
+def test_guards_stand_beside_all_scores(folder, recordings):  # noqa: F811
+    told = document("compare", folder / "guard", *list(recordings.values())[:3], "--draws", 2)
+    assert {"entropy", "knn", str(folder / "guard")} <= {row["score"] for row in told["results"]}
+    assert "mc_dropout" in told["left_out"]
 
 
 def test_what_cannot_be_compared_is_named(folder, recordings, tmp_path):  # noqa: F811
@@ -122,6 +133,12 @@ def test_what_cannot_be_compared_is_named(folder, recordings, tmp_path):  # noqa
     fails(
         "--ood must read NAME=RECORDING, as svhn=svhn.safetensors. Got 'svhn'.",
         *("compare", folder / "guard", test, "--ood", "svhn"),
+    )
+    gone = tmp_path / "gone"
+    fails(f"{gone} does not exist. Give recordings, and folders of guards.", "compare", gone, test)
+    fails(
+        "Guards and sets must differ in name. Got a, a; leave out what comes twice.",
+        *("compare", test, test, test, "--ood", f"a={test}", "--ood", f"a={test}"),
     )
     out = tmp_path / "table.xlsx"
     fails(

@@ -8,8 +8,9 @@ import torch
 from sklearn.datasets import load_digits
 from torch import nn
 
-from terrafirma import Guard, scores
+from terrafirma import Guard, record, scores
 from terrafirma.errors import BadFile, InvalidInput
+from terrafirma.guard.state import Wanted
 from terrafirma.scores.base import Score
 from terrafirma.scores.subfunction import SubfunctionBound
 
@@ -74,13 +75,18 @@ def test_scores_that_follow_gradients_get_the_network_back(net, digits, name, tm
     assert not np.allclose(u, plain)
     guard.save(tmp_path / "guard")
     assert np.array_equal(Guard.load(tmp_path / "guard", net).unreliability(X), u)
+    message = "must be given its network, of which its score takes gradients. Load it with model=."
+    with pytest.raises(InvalidInput, match=re.escape(message)):
+        Guard.load(tmp_path / "guard")
 
 
 def test_a_name_is_enough(net, digits):
     train, validation, test = digits
     guard = Guard(net, "entropy").fit(train, validation, risk=0.1, verbose=False)
     assert guard.state.score.name == "entropy"
-    assert "score        <score entropy fitted>: on 400 samples (half of validation), AUCEA 0.9" in guard.summary()
+    assert "score        <score entropy fitted>\n" in guard.summary()
+    chosen = Guard(net, "knn").fit(train, validation, risk=0.1, verbose=False).summary()
+    assert ">: on 400 samples (half of validation), AUCEA 0.9" in chosen
     assert guard.evaluate(test).auroc > 0.7
     with pytest.raises(InvalidInput, match=re.escape("This needs the subfunction bound. Got a guard with Entropy;")):
         guard.explain(test[0][:1])
@@ -96,7 +102,7 @@ def test_the_subfunction_bound_by_name_is_the_guards_own(net, digits):
 
 
 def test_passes_are_made_of_what_is_used_alone(net, digits):
-    """Five probabilities to choose from on validation data, then only the chosen one; none for the training data."""
+    """None for training, five probabilities to choose from on validation data, then the chosen one alone."""
     seen = []
     counting = net.register_forward_pre_hook(lambda _module, args: seen.append(len(args[0])))
     train, validation, test = (tuple(part[:100] for part in some) for some in digits)
@@ -104,8 +110,65 @@ def test_passes_are_made_of_what_is_used_alone(net, digits):
     fitting, seen[:] = len(seen), []
     guard.predict(test[0])
     counting.remove()
-    assert fitting == 1 + 2 * (1 + 5 * 10)
+    assert fitting == 1 + (1 + 5 * 10) + (1 + 10)
     assert len(seen) == 1 + 10
+
+
+def test_what_cannot_be_chosen_takes_no_validation_data(net, digits):
+    """All of it calibrates, instead of a half."""
+    train, validation, _ = digits
+    for score, n in (("entropy", 800), (scores.get("knn", k=3), 800), ("knn", 400), ("temperature", 400)):
+        guard = Guard(net, score).fit(train, validation, risk=0.3, verbose=False)
+        assert len(guard.state.calibration) == n
+
+
+def test_a_guard_keeps_what_calibration_needs_and_copies_it(net, digits):
+    train, validation, test = (record(net, data, features=True, dropout=(0.1, 0.5)) for data in digits)
+    guard = Guard(None, "mc_dropout").fit(train, validation, test, risk=0.3, verbose=False)
+    kept, p = guard.state.calibration, guard.state.score.p_
+    assert kept.outputs is None
+    assert kept.features is None
+    assert list(kept.stochastic) == [p]
+    threshold = guard.policy.threshold
+    test.stochastic[p][:], test.errors[:] = 0, 1
+    assert guard.recalibrate().policy.threshold == threshold
+
+
+def test_scores_that_are_given_stay_as_they_were(net, digits):
+    train, validation, _ = digits
+    mine = scores.get("knn")
+    guard = Guard(net, mine).fit(train, validation, risk=0.3, verbose=False)
+    assert vars(mine) == {"k": None}
+    assert guard.score is mine
+
+
+def test_a_loaded_guard_can_be_fitted_again(net, digits, tmp_path):
+    train, validation, _ = digits
+    Guard(net, "knn").fit(train, validation, risk=0.3, verbose=False).save(tmp_path / "guard")
+    loaded = Guard.load(tmp_path / "guard", net)
+    assert vars(loaded.score) == {"k": None}
+    assert loaded.fit(validation, train, risk=0.3, verbose=False).state.samples.seen == 800
+
+
+def test_training_inputs_are_kept_for_those_who_learn_from_them(net, digits):
+    of = {name: Wanted.by(s, None, "none").to_train(s).inputs for name, s in gradient_scores(net).items()}
+    assert of == {"odin": False, "class_distance": False, "as published": True, "residual_flow": True}
+
+
+def gradient_scores(net):
+    return {
+        "odin": scores.get("odin", model=net),
+        "class_distance": scores.get("class_distance", model=net),
+        "as published": scores.get("class_distance", model=net, variant="published"),
+        "residual_flow": scores.get("residual_flow"),
+    }
+
+
+def test_half_a_bound_is_still_one_that_explains(net, digits):
+    train, validation, test = digits
+    guard = Guard(net, scores.get("subfunction", rho=4.0)).fit(train, validation, risk=0.3, verbose=False)
+    assert guard.state.bound.rho == 4.0
+    assert len(guard.explain(test[0][:2])) == 2
 
 
 def test_a_registered_score_is_saved_by_its_name(net, digits, tmp_path):

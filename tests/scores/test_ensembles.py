@@ -1,4 +1,5 @@
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -6,6 +7,7 @@ from scipy.special import softmax
 
 from terrafirma import Recorded, scores
 from terrafirma.errors import InvalidInput
+from terrafirma.recorded import Source
 from terrafirma.scores.ensembles import joint
 from terrafirma.scores.subfunction_search import Subfunction
 
@@ -62,6 +64,18 @@ def test_saved_and_loaded(networks, name, tmp_path):
     assert np.array_equal(scores.load(tmp_path / "score").unreliability(networks), score.unreliability(networks))
 
 
+def test_networks_of_other_classes_are_no_ensemble(networks):
+    other = [networks[0], replace(networks[1], outputs=networks[1].outputs[:, :3])]
+    message = "outputs of the networks must have one shape. Got (200, 3), (200, 4); an ensemble shares its classes."
+    with pytest.raises(InvalidInput, match=re.escape(message)):
+        scores.get("ensemble_max_response").fit(other).unreliability(other)
+
+
+def test_rho_and_delta_are_kept_where_they_are_given(networks):
+    score = scores.get("ensemble_subfunction", rho=3.0, delta=0.1).fit(networks)
+    assert [(one.bound_.rho, one.bound_.delta) for one in score.scores_] == [(3.0, 0.1)] * 3
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_one_network_is_no_ensemble(networks, name):
     for given, got in ((networks[0], "Recorded"), (networks[:1], "1 of them")):
@@ -83,6 +97,9 @@ def test_networks_must_be_those_of_fit_on_the_same_samples(networks):
     )
     with pytest.raises(InvalidInput, match=re.escape(message)):
         score.unreliability([*networks[:2], networks[2][1:]])
+    elsewhere = [replace(one, source=Source("net", "a", str(i))) for i, one in enumerate(networks)]
+    with pytest.raises(InvalidInput, match="recorded must be recordings of the same samples, in the same order"):
+        score.unreliability(elsewhere)
     message = "validation must have a recording for each of the 3 networks. Got 2."
     with pytest.raises(InvalidInput, match=re.escape(message)):
         scores.get("ensemble_subfunction").fit(networks, networks[:2])

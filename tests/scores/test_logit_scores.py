@@ -89,13 +89,29 @@ def test_react_finds_a_head_that_was_not_recorded(recorded):
 def test_react_needs_the_features_of_the_last_layer(recorded, rng):
     other = Recorded(outputs=recorded.outputs, features=rng.normal(size=(200, 30)))
     message = (
-        "The score energy needs the features that the last linear layer maps to the outputs. Got others; record with "
-        "features=True the last layer before the outputs."
+        "The score energy needs the features that the last linear layer maps to the outputs. Got others, or too few samples to "
+        "find that layer; record with features=True the last layer before the outputs."
     )
     with pytest.raises(InvalidInput, match=re.escape(message)):
         scores.get("energy", react=0.9).fit(other)
     with pytest.raises(InvalidInput, match=re.escape("The score energy needs features, which were not recorded.")):
         scores.get("energy", react=0.9).fit(Recorded(outputs=recorded.outputs))
+
+
+def test_too_few_samples_do_not_tell_a_head(recorded, rng):
+    """With as many features as samples anything fits; others must fit, too."""
+    few = Recorded(outputs=recorded.outputs[:40], features=recorded.features[:40])
+    with pytest.raises(InvalidInput, match="or too few samples to find that layer"):
+        scores.get("energy", react=0.9).fit(few)
+    known = Recorded(outputs=few.outputs, features=few.features, head=recorded.head)
+    assert np.isfinite(scores.get("energy", react=0.9).fit(known).unreliability(known)).all()
+
+
+def test_units_that_never_vary_get_no_weight(recorded):
+    dead = np.hstack([recorded.features, np.zeros((200, 3))])
+    found = scores.get("energy", react=0.9).fit(Recorded(outputs=recorded.outputs, features=dead))
+    assert found.head_weights_[:, :-3] == pytest.approx(recorded.head[0], rel=1e-5, abs=1e-6)
+    assert np.abs(found.head_weights_[:, -3:]).max() < 1e-12
 
 
 def test_a_recorded_head_that_does_not_fit_is_refused(recorded):
@@ -120,6 +136,19 @@ def test_the_temperature_is_the_most_likely_one(recorded):
 
 def test_without_validation_the_temperature_is_one(recorded):
     assert scores.get("temperature").fit(recorded).temperature_ == 1.0
+
+
+def test_where_all_are_right_no_temperature_is_low_enough(recorded):
+    right = Recorded(outputs=recorded.outputs, labels=recorded.predictions)
+    assert scores.get("temperature").fit(recorded, right).temperature_ == 1.0
+
+
+def test_labels_that_the_network_has_no_output_for_do_not_count(recorded):
+    strange = np.where(np.arange(200) < 20, 500, recorded.labels)
+    known = recorded[np.arange(20, 200)]
+    more = Recorded(outputs=recorded.outputs, labels=strange, errors=np.zeros(200))
+    found = [scores.get("temperature").fit(recorded, one).temperature_ for one in (known, more)]
+    assert found[0] == found[1]
 
 
 def test_energy_at_a_temperature(recorded):
@@ -151,6 +180,13 @@ def test_energy_at_a_temperature(recorded):
 def test_hyperparameters_are_checked_at_once(name, parameters, message):
     with pytest.raises(InvalidInput, match=re.escape(message)):
         scores.get(name, **parameters)
+
+
+def test_outputs_that_are_no_numbers_are_refused():
+    outputs = np.array([[0.0, 1.0], [np.inf, 0.0]])
+    message = "logits must be finite. Got NaN or infinity in row 1; look for an overflow in the network."
+    with pytest.raises(InvalidInput, match=re.escape(message)):
+        scores.get("entropy").fit(Recorded(outputs=outputs)).unreliability(Recorded(outputs=outputs))
 
 
 def test_outputs_of_one_column_are_refused():

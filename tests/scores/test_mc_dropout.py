@@ -51,6 +51,14 @@ def test_as_published_p_is_chosen_by_the_errors_of_a_pass(rng):
     assert scores.get("mc_dropout", variant="published").fit(recorded, recorded).p_ == 0.25
 
 
+def test_as_published_saturated_passes_tie():
+    """In single precision all of them are sure; they are not equally sure."""
+    passes = np.stack([np.stack([np.full(5, gap), np.zeros(5)], axis=1) for gap in (150.0, 300.0)])
+    recorded = Recorded(stochastic={0.5: passes})
+    assert (scores.get("mc_dropout").fit(recorded).unreliability(recorded) > 0).all()
+    assert (scores.get("mc_dropout", variant="published").fit(recorded).unreliability(recorded) == 0).all()
+
+
 def test_training_data_needs_no_passes(recorded):
     train = Recorded(outputs=recorded.outputs, labels=recorded.labels)
     assert scores.get("mc_dropout").fit(train, recorded).p_ in recorded.stochastic
@@ -63,6 +71,8 @@ def test_a_p_that_was_not_recorded_is_named(recorded):
     )
     with pytest.raises(InvalidInput, match=re.escape(message)):
         scores.get("mc_dropout", p=0.9).fit(recorded).unreliability(recorded)
+    with pytest.raises(InvalidInput, match=re.escape(message)):
+        scores.get("mc_dropout", p=0.9).fit(recorded, recorded)
 
 
 def test_one_pass_is_too_few(recorded):

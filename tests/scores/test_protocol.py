@@ -7,8 +7,8 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from terrafirma import Recorded, scores
-from terrafirma.errors import InvalidInput, NotFitted
+from terrafirma import Recorded, scores, storage
+from terrafirma.errors import BadFile, InvalidInput, NotFitted
 from terrafirma.scores.base import Score
 
 NAMES = scores.available()
@@ -277,6 +277,86 @@ def test_before_fit_there_is_no_score(data, name):
         make(name).unreliability(given(name, data[2]))
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_before_fit_there_is_nothing_to_save(name, tmp_path):
+    message = f"The score {name} is not fitted. Call fit(train, validation) before save."
+    with pytest.raises(NotFitted, match=re.escape(message)):
+        make(name).save(tmp_path / "score")
+    assert not list(tmp_path.iterdir())
+
+
+def test_numbers_of_numpy_are_numbers(data, tmp_path):
+    train, validation, test = data
+    score = scores.get("knn", k=np.int64(3)).fit(train, validation)
+    assert score.label == "knn(k=3)"
+    score.save(tmp_path / "score")
+    assert np.array_equal(scores.load(tmp_path / "score").unreliability(test), score.unreliability(test))
+
+
+def test_files_that_hold_no_whole_score(data, tmp_path):
+    arrays, settings = scores.get("knn", k=3).fit(data[0]).to_arrays()
+    path = tmp_path / "score"
+    storage.write_arrays(path, "Score", {"intruder": np.zeros(2)} | arrays, settings)
+    with pytest.raises(BadFile, match=re.escape("The score knn learns nothing called 'intruder'. Save it again.")):
+        scores.load(path)
+    storage.write_arrays(path, "Score", arrays, {"name": "knn"})
+    with pytest.raises(
+        BadFile, match=re.escape(f"{path} does not hold a whole score (KeyError('parameters')). Save it again.")
+    ):
+        scores.load(path)
+
+
+def test_a_score_that_takes_gradients_is_loaded_with_its_network(data, tmp_path):
+    torch = pytest.importorskip("torch")
+    train, _, test = data
+    net = torch.nn.Linear(6, CLASSES)
+    recorded = replace(test, outputs=net(torch.tensor(test.inputs).float()).detach().numpy(), errors=test.errors)
+    score = scores.get("odin", temperature=10.0, epsilon=0.01, model=net).fit(train)
+    score.save(tmp_path / "score")
+    message = "The score odin must be given the network that it takes gradients of. Load it with model=."
+    with pytest.raises(InvalidInput, match=re.escape(message)):
+        scores.load(tmp_path / "score")
+    assert np.array_equal(scores.load(tmp_path / "score", net).unreliability(recorded), score.unreliability(recorded))
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        (
+            "features",
+            np.array([[1.0, np.nan]] * 3),
+            "features must be finite. Got NaN or infinity in row 0; look for an overflow",
+        ),
+        (
+            "features",
+            np.zeros(3),
+            "features must be numbers of shape (n, units). Got float64 of shape (3,); mahalanobis needs",
+        ),
+        (
+            "labels",
+            np.array([0.5, 1, 2]),
+            "labels must be classes from 0, one for each sample. Got float64 of shape (3,);",
+        ),
+        (
+            "labels",
+            np.array([0, -1, 2]),
+            "labels must be classes from 0, one for each sample. Got int64 of shape (3,);",
+        ),
+    ],
+)
+def test_fields_of_another_kind_are_named(field, value, message):
+    fields = {"features": np.eye(3), "labels": np.arange(3)} | {field: value}
+    with pytest.raises(InvalidInput, match=re.escape(message)):
+        scores.get("mahalanobis").fit(Recorded(**fields))
+
+
+def test_another_number_of_columns_is_named(data):
+    score = scores.get("mahalanobis").fit(data[0])
+    message = "features must have 12 columns, as the training data. Got 3; record both alike."
+    with pytest.raises(InvalidInput, match=re.escape(message)):
+        score.unreliability(Recorded(features=np.ones((2, 3))))
+
+
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in ENSEMBLES])
 def test_no_samples_give_no_scores(data, name):
     train, validation, test = data
@@ -393,9 +473,45 @@ class TestOnesOwn:
         with pytest.raises(InvalidInput, match=re.escape(message)):
             Infinite().fit(data[0]).unreliability(data[0])
 
+    @pytest.mark.parametrize("shape", [(5, 1), (3,)])
+    def test_one_number_for_each_sample_is_what_is_asked_for(self, data, shape):
+        class Many(Score):
+            name = "many"
+
+            def score(self, recorded):
+                return np.zeros(shape)
+
+        message = (
+            f"The score many must return one number for each of the 5 samples. Got shape {shape}; return an array (n,)."
+        )
+        with pytest.raises(InvalidInput, match=re.escape(message)):
+            Many().fit(data[0]).unreliability(data[0][:5])
+
+    def test_what_no_file_holds_is_named(self, data, tmp_path):
+        class Holds(Score):
+            name = "holds"
+
+            def learn(self, train, validation):
+                self.thing_ = {"a": object()}
+
+        message = (
+            "The score holds must hold arrays, dicts of arrays, numbers, text and lists of these to be saved. "
+            "Got thing_, a object; make it one of them."
+        )
+        with pytest.raises(InvalidInput, match=re.escape(message)):
+            Holds().fit(data[0]).save(tmp_path / "score")
+
     @pytest.mark.parametrize(
         ("score", "message"),
         [
+            (
+                type("A", (Score,), {"name": "a", "needs": frozenset({"featurs"})}),
+                "needs must be among errors, features, gradients, head, inputs, labels, layers, outputs, patterns",
+            ),
+            (
+                type("A", (Score,), {"name": "a", "grid": {"k": (1, 2)}}),
+                "grid must name parameters of __init__. Got k; add k=None there.",
+            ),
             (3, "register must get a subclass of Score. Got 3."),
             (
                 type("A", (Score,), {}),

@@ -147,6 +147,10 @@ def record(  # noqa: PLR0913  # one parameter for each option
     network = _network(onnx, model, weights)
     if output.suffix != ".safetensors":
         raise typer.BadParameter(f"-o must end in .safetensors, the format of recordings. Got {output}.")
+    if features and features_of:
+        raise typer.BadParameter(
+            "--features keeps what the pattern's layers give, --features-of other layers: give one."
+        )
     samples = read_samples(data, batch_size, labelled=not no_labels)
     recorded = record_of(
         network,
@@ -194,7 +198,8 @@ def compare(
     if as_json:
         print_json(comparing.as_document(found))
     else:
-        print(found if output is None else f"Comparison of {len(found.fitted)} scores written to {output}")
+        written = "\n".join([f"Comparison of {len(found.settings)} scores written to {output}", *found.notes()])
+        print(found if output is None else written)
 
 
 @app.command("scores")

@@ -26,7 +26,13 @@ def comparison_of(paths: Sequence[Path], scores: Sequence[str] | None, ood: Sequ
     """Compare scores on recordings (train, validation, test), guards on a test recording, or both."""
     from terrafirma.comparison import compare
     from terrafirma.guard.guard import Guard
+    from terrafirma.scores import get
 
+    for path in paths:
+        if not path.exists():
+            raise FileNotFoundError(f"{path} does not exist. Give recordings, and folders of guards.")
+    for name in scores or ():
+        get(name)  # rather now than after everything is read
     folders = [path for path in paths if path.is_dir()]
     files = [path for path in paths if not path.is_dir()]
     if len(files) != 3 and not (folders and len(files) == 1 and not scores):
@@ -37,10 +43,14 @@ def comparison_of(paths: Sequence[Path], scores: Sequence[str] | None, ood: Sequ
         )
     *learned, test = (_recording(path) for path in files)
     train, validation = learned or (None, None)
-    unseen = dict(_named(text) for text in ood)
-    chosen: dict[str, Any] = {str(folder): Guard.load(folder) for folder in folders}
-    chosen |= {name: name for name in scores or ()}
-    return compare({"network": (train, validation, test, unseen)}, chosen or None, **more)
+    unseen = [_named(text) for text in ood]
+    names = [*map(str, folders), *(name for name, _ in unseen)]
+    if len(set(names)) < len(names):
+        raise InvalidInput(f"Guards and sets must differ in name. Got {', '.join(names)}; leave out what comes twice.")
+    guards = {str(folder): Guard.load(folder) for folder in folders}
+    names = list(scores) if scores else []
+    chosen = None if learned and not names else names
+    return compare({"network": (train, validation, test, dict(unseen))}, chosen, guards, **more)
 
 
 def _named(text: str) -> tuple[str, Recorded]:
@@ -84,5 +94,6 @@ def as_document(found: Comparison) -> dict[str, Any]:
         {"score": row.score, "data": row.data, "metric": row.metric} | dict(zip(BOUNDS, row.bounds, strict=True))
         for row in found.results
     ]
-    document: dict[str, Any] = plain({"results": rows, "left_out": dict(found.left_out)})
+    left_out = {score: why for (_, score), why in found.left_out.items()}
+    document: dict[str, Any] = plain({"results": rows, "left_out": left_out})
     return document

@@ -93,6 +93,10 @@ def about(path: str | os.PathLike[str]) -> dict[str, Any]:
 def load(path: str | os.PathLike[str], model: Any) -> tuple[State, Any, ErrorFunction | None]:
     """The state, the network (that of the folder, where none is given) and the error function, where it is known."""
     folder, card = Path(path), about(path)
+    if card.get("score", {}).get("with_model") and model is None:
+        raise InvalidInput(
+            f"The guard in {folder} must be given its network, of which its score takes gradients. Load it with model=."
+        )
     try:
         arrays, settings = storage.read_arrays(folder / card["arrays"], KIND)
         if {"arrays": card["arrays"], "network_file": card["network_file"]} | settings != card:

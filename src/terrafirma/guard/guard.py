@@ -21,7 +21,7 @@ from terrafirma.errors import InvalidInput, NotFitted
 from terrafirma.guard import files
 from terrafirma.guard.explain import Explanation, explain
 from terrafirma.guard.learning import check_fits, learn, recalibrated, with_more, without
-from terrafirma.guard.state import Score, State, Wanted, unreliability_of
+from terrafirma.guard.state import AnyScore, State, Wanted, unreliability_of
 from terrafirma.guard.summary import summary
 from terrafirma.guard.verdict import Evaluation, Verdict, evaluate
 from terrafirma.policy import Policy
@@ -64,7 +64,7 @@ class Guard:
     def __init__(
         self,
         model: Any,
-        score: str | SubfunctionBound | Score | None = None,
+        score: str | SubfunctionBound | AnyScore | None = None,
         layers: str | Sequence[str] | None = None,
         reduce: Reduction = "none",
         error: ErrorFunction | None = None,
@@ -106,19 +106,22 @@ class Guard:
         check_share("confidence", confidence, CONFIDENCE)
         started = time.monotonic()
         wanted = Wanted.by(self.score, self.layers, self.reduce)
-        trained = self._recorded(train, "train", replace(wanted, dropout=None))  # no score learns from these passes
+        trained = self._recorded(train, "train", wanted.to_train(self.score))
         if isinstance(train, Recorded) and train.source is not None and self._network is not None:
             files.check_network(self._network, (train.source.model, train.source.model_fingerprint))
         reduce = self.reduce if trained.source is None else cast("Reduction", trained.source.reduce)
         wanted = replace(wanted, layers=trained.layer_names or self.layers, reduce=reduce)
         validated = self._recorded(validation, "validation", wanted)
-        calibrated = None if calibration is None else self._recorded(calibration, "calibration", wanted)
         recorded = time.monotonic()
+
+        def calibrate_on(fitted: SubfunctionBound | AnyScore) -> Recorded:
+            return self._recorded(calibration, "calibration", Wanted.by(fitted, wanted.layers, reduce))
+
         self._state = learn(
             self.score,
             trained,
             validated,
-            calibrated,
+            None if calibration is None else calibrate_on,
             risk=risk,
             confidence=confidence,
             reduce=reduce,
@@ -353,7 +356,7 @@ class Guard:
         return outputs.reshape(len(outputs)).copy() if outputs.size == len(outputs) else outputs.copy()
 
 
-def _checked_score(score: Any) -> SubfunctionBound | Score | None:
+def _checked_score(score: Any) -> SubfunctionBound | AnyScore | None:
     """A score that can be fitted and asked."""
     if isinstance(score, str):
         score = scores.get(score)
@@ -372,7 +375,7 @@ def _checked_score(score: Any) -> SubfunctionBound | Score | None:
             f"score must have fit and unreliability, as SubfunctionBound(rho=16.0) has. Got {score!r:.80}; "
             "leave it out to select one."
         )
-    fitting: SubfunctionBound | Score | None = score
+    fitting: SubfunctionBound | AnyScore | None = score
     return fitting
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -13,11 +14,11 @@ from terrafirma.core._checks import as_array
 from terrafirma.core.patterns import PackedPatterns
 from terrafirma.core.regions import RegionTable
 from terrafirma.errors import InvalidInput
-from terrafirma.guard.state import Samples, Score, Selected, State
+from terrafirma.guard.state import AnyScore, Samples, Selected, State
 from terrafirma.recorded import Recorded
-from terrafirma.scores.base import Score as LibraryScore
+from terrafirma.scores.base import Score
 from terrafirma.scores.subfunction import SubfunctionBound
-from terrafirma.scores.subfunction_search import select_for
+from terrafirma.scores.subfunction_search import Subfunction, select_for
 
 __all__ = ["check_fits", "kept_for_calibration", "learn", "recalibrated", "with_more", "without"]
 
@@ -25,20 +26,29 @@ BOUND = "The subfunction bound"
 
 
 def learn(
-    score: SubfunctionBound | Score | None,
+    score: SubfunctionBound | AnyScore | None,
     train: Recorded,
     validation: Recorded,
-    calibration: Recorded | None,
+    calibrate_on: Callable[[SubfunctionBound | AnyScore], Recorded] | None,
     **more: Any,
 ) -> State:
-    """The state of a first fit; ``more`` holds risk, confidence and what else a ``State`` has to know."""
-    given = {"train": train, "validation": validation, "calibration": calibration}
-    data = {name: recorded for name, recorded in given.items() if recorded is not None}
+    """The state of a first fit; ``more`` holds risk, confidence and what else a ``State`` has to know.
+
+    ``calibrate_on`` gives the calibration data once the score is fitted, which knows what has to be recorded; without it, half
+    of the validation data calibrates.
+    """
     fingerprints: dict[str, str] = {}
-    for name, recorded in data.items():
+
+    def check(name: str, recorded: Recorded) -> None:
         check_fits(name, recorded, train)
         _check_new(name, recorded, fingerprints)
-    fitted, selected, rest = _fitted(score, train, validation, halve=calibration is None)
+
+    check("train", train)
+    check("validation", validation)
+    fitted, selected, rest = _fitted(score, train, validation, halve=calibrate_on is None)
+    if calibrate_on is not None:
+        rest = calibrate_on(fitted)
+        check("calibration", rest)
     return State(
         score=fitted,
         selected=selected,
@@ -46,7 +56,7 @@ def learn(
         widths=train.widths,
         network=_network(train),
         samples=Samples.first(train),
-        calibration=kept_for_calibration(fitted, rest if calibration is None else calibration),
+        calibration=kept_for_calibration(fitted, rest),
         fingerprints=fingerprints,
         history=(f"fit on {len(train)} samples",),
         **more,
@@ -111,13 +121,15 @@ def without(state: State, rows: Any) -> State:
     return state.with_table(table.of_samples(kept, samples.errors), samples, event)
 
 
-def kept_for_calibration(score: SubfunctionBound | Score, calibration: Recorded) -> Recorded:
+def kept_for_calibration(score: SubfunctionBound | AnyScore, calibration: Recorded) -> Recorded:
     """What a later calibration needs of a recording."""
     if isinstance(score, SubfunctionBound):
         patterns, errors = calibration.need("patterns", "errors", by=BOUND)
         return Recorded(patterns=PackedPatterns(patterns.words.copy(), patterns.n_units), errors=errors.copy())
-    if isinstance(score, LibraryScore):
-        return calibration.only(score.needs | {"errors"})
+    if isinstance(score, Score):
+        passes = {p: value for p, value in calibration.stochastic.items() if p in score.dropouts}
+        kept = replace(calibration, stochastic=passes).only(score.needs | {"errors"})
+        return kept[np.arange(len(kept))]  # a copy
     return calibration
 
 
@@ -132,21 +144,25 @@ def recalibrated(state: State, calibration: Recorded) -> State:
 
 
 def _fitted(
-    score: SubfunctionBound | Score | None, train: Recorded, validation: Recorded, *, halve: bool
-) -> tuple[SubfunctionBound | Score, Selected | None, Recorded]:
+    score: SubfunctionBound | AnyScore | None, train: Recorded, validation: Recorded, *, halve: bool
+) -> tuple[SubfunctionBound | AnyScore, Selected | None, Recorded]:
     """The fitted score, how it was selected, and the part of the validation set that this did not see."""
     if isinstance(score, SubfunctionBound):
         return SubfunctionBound(score.rho, score.delta, score.weighting).fit_table(_table(train)), None, validation
+    if isinstance(score, Score) and not score.learns_on(validation):
+        return copy.copy(score).fit(train, validation), None, validation
     choosing, rest = _halves(validation) if halve else (validation, validation)
-    # the user's own stays as it is, should anything fail
-    score = copy.copy(score) if isinstance(score, LibraryScore) else copy.deepcopy(score)
-    if score is not None:
+    if score is not None and not isinstance(score, Subfunction):
+        # the user's own stays as it is, should anything fail
+        score = copy.copy(score) if isinstance(score, Score) else copy.deepcopy(score)
         fitted = score.fit(train, choosing) or score
         errors = choosing.need("errors", by="fit")
         ranked, chance = (metrics.aucea(u, errors) for u in (fitted.unreliability(choosing), np.zeros(len(errors))))
         return fitted, Selected(ranked, chance, len(choosing), float(errors.mean()), halved=halve), rest
     patterns, errors = choosing.need("patterns", "errors", by=BOUND)
-    found = select_for(_table(train), patterns, errors)
+    given = (None, None) if score is None else (score.rho, score.delta)
+    rhos, deltas = (None if value is None else [value] for value in given)
+    found = select_for(_table(train), patterns, errors, rhos, deltas)
     selected = Selected(found.metric, found.chance or 0.0, len(choosing), float(errors.mean()), halved=halve)
     return found.best, selected, rest
 

@@ -18,12 +18,12 @@ from terrafirma.policy import ErrorProbability, Policy
 from terrafirma.recorded import Recorded
 from terrafirma.scores.subfunction import SubfunctionBound
 
-__all__ = ["Samples", "Score", "Selected", "State", "Wanted", "unreliability_of"]
+__all__ = ["AnyScore", "Samples", "Selected", "State", "Wanted", "unreliability_of"]
 
 PASSES = 10  # at each dropout probability
 
 
-class Score(Protocol):
+class AnyScore(Protocol):
     """Any unreliability score over recordings: higher = less reliable.
 
     One that works on features says so by an attribute: ``needs = {"features"}``.
@@ -135,7 +135,7 @@ class State:
 
     """
 
-    score: SubfunctionBound | Score
+    score: SubfunctionBound | AnyScore
     layer_names: tuple[str, ...]
     widths: tuple[int, ...]
     reduce: Reduction
@@ -200,7 +200,7 @@ class State:
         )
 
 
-def unreliability_of(score: SubfunctionBound | Score, recorded: Recorded) -> FloatArray:
+def unreliability_of(score: SubfunctionBound | AnyScore, recorded: Recorded) -> FloatArray:
     """The score of each sample of a recording."""
     if isinstance(score, SubfunctionBound):
         return score.unreliability(recorded.need("patterns", by="The subfunction bound"))
@@ -219,7 +219,7 @@ class Wanted:
     outputs: bool
 
     @classmethod
-    def by(cls, score: SubfunctionBound | Score | None, layers: Sequence[str] | None, reduce: Reduction) -> Wanted:
+    def by(cls, score: SubfunctionBound | AnyScore | None, layers: Sequence[str] | None, reduce: Reduction) -> Wanted:
         """What this score needs of these layers."""
         needs: frozenset[str] = frozenset(getattr(score, "needs", ()))
         return cls(
@@ -230,3 +230,8 @@ class Wanted:
             dropout=checked_dropout(getattr(score, "dropouts", ()), PASSES, seed=0),
             outputs=not (score is None or isinstance(score, SubfunctionBound)),
         )
+
+    def to_train(self, score: SubfunctionBound | AnyScore | None) -> Wanted:
+        """What this score needs of the training data: no passes with dropout, and inputs only if it learns from them."""
+        needs = getattr(score, "train_needs", getattr(score, "needs", ()))
+        return replace(self, dropout=None, inputs="inputs" in needs)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from terrafirma.guard.state import Score, Selected, State
-from terrafirma.scores.base import Score as LibraryScore
+from terrafirma.guard.state import AnyScore, Selected, State
+from terrafirma.scores.base import Score
 from terrafirma.scores.subfunction import SubfunctionBound
 
 __all__ = ["summary"]
@@ -38,9 +38,9 @@ def _warnings(state: State) -> list[str]:
     return []
 
 
-def _other(score: Score, found: Selected | None) -> str:
+def _other(score: AnyScore, found: Selected | None) -> str:
     """Another score than the bound: its name, what was chosen, and how well it ranks."""
-    name = repr(score) if isinstance(score, LibraryScore) else type(score).__name__
+    name = repr(score) if isinstance(score, Score) else type(score).__name__
     if found is None or found.mean_error == 0:
         return name
     half = " (half of validation)" if found.halved else ""

@@ -16,7 +16,8 @@ from typing import Any, TypeVar
 
 from terrafirma import storage
 from terrafirma.errors import BadFile, InvalidInput
-from terrafirma.scores.base import KIND, Score
+from terrafirma.recorded import FIELDS
+from terrafirma.scores.base import KIND, NOT_RECORDED, Score
 from terrafirma.tables import Table
 
 __all__ = ["Score", "available", "describe", "get", "load", "register"]
@@ -77,6 +78,14 @@ def register(score_type: S) -> S:
         raise InvalidInput(f"A score must have a name that is an identifier. Got {name!r:.80}; set name = 'my_score'.")
     if name in HOMES:
         raise InvalidInput(f"A score must have a name of its own. Got {name!r}, which is terrafirma's; choose another.")
+    unknown = sorted(score_type.needs - FIELDS - NOT_RECORDED)
+    if unknown:
+        raise InvalidInput(f"needs must be among {', '.join(sorted(FIELDS | NOT_RECORDED))}. Got {', '.join(unknown)}.")
+    nowhere = sorted(set(score_type.grid) - set(score_type.parameter_names()))
+    if nowhere:
+        raise InvalidInput(
+            f"grid must name parameters of __init__. Got {', '.join(nowhere)}; add {nowhere[0]}=None there."
+        )
     OWN[name] = score_type
     return score_type
 

@@ -59,6 +59,7 @@ class Score:
     cost: ClassVar[str] = ""
     grid: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
     needs: frozenset[str] = frozenset()
+    uses_validation: ClassVar[bool] = False  # to learn, beside choosing hyperparameters
     settings_: dict[str, Any]
 
     def check(self) -> None:
@@ -98,8 +99,7 @@ class Score:
         Without validation data what was left open takes the value of the score's paper.
         """
         self.check()
-        learns = type(self).learn is not Score.learn
-        self.check_needs(train, "train", self.needs if learns else frozenset())
+        self.check_needs(train, "train", self.train_needs)
         if validation is not None:
             self.check_needs(validation, "validation", self.needs - ONLY_TO_LEARN)
         trials = self.trials(train, validation)
@@ -117,7 +117,12 @@ class Score:
         self.check_fitted("unreliability")
         self.check_needs(recorded, "recorded", self.needs - ONLY_TO_LEARN)
         parts = [self.score(recorded[rows]) for rows in row_ranges(len(recorded), ROWS)]
-        found = np.concatenate([np.zeros(0), *parts])
+        found = np.concatenate([np.zeros(0), *map(np.ravel, parts)])
+        if found.shape != (len(recorded),) or any(np.ndim(part) != 1 for part in parts):
+            raise InvalidInput(
+                f"The score {self.name} must return one number for each of the {len(recorded)} samples. Got shape "
+                f"{np.shape(parts[0])}; return an array (n,)."
+            )
         if not np.isfinite(found).all():
             row = int(np.argmin(np.isfinite(found)))
             raise InvalidInput(
@@ -143,10 +148,9 @@ class Score:
             elif isinstance(value, Mapping) and value and all(isinstance(part, np.ndarray) for part in value.values()):
                 arrays |= {f"{name}/{key}": part for key, part in value.items()}
             else:
-                learned[name] = value.item() if isinstance(value, np.generic) else value
-        given = {
-            name: value for name, value in self.parameters().items() if name != "model"
-        }  # which no file of ours holds
+                learned[name] = self._plain(name, value)
+        # the network is code, which no file of ours holds
+        given = {name: self._plain(name, value) for name, value in self.parameters().items() if name != "model"}
         about = {"name": self.name, "parameters": given, "learned": learned}
         return arrays, about | {"with_model": getattr(self, "model", None) is not None}
 
@@ -156,6 +160,10 @@ class Score:
     ) -> Self:
         """A fitted score of what ``to_arrays`` gave; ``model``: the network, where it was given one."""
         parameters = dict(settings["parameters"])
+        if settings["with_model"] and model is None:
+            raise InvalidInput(
+                f"The score {cls.name} must be given the network that it takes gradients of. Load it with model=."
+            )
         score = cls(**parameters | ({"model": model} if settings["with_model"] else {}))
         score.check()
         vars(score).update(settings["learned"])
@@ -228,16 +236,40 @@ class Score:
         return {name: value for name, value in vars(self).items() if name.endswith("_")}
 
     @property
+    def train_needs(self) -> frozenset[str]:
+        """What it needs of the training data: nothing, if it learns nothing."""
+        return frozenset() if type(self).learn is Score.learn else self.needs
+
+    def learns_on(self, validation: Recorded) -> bool:
+        """Whether validation data changes it: there is something to choose, or to learn."""
+        return self.uses_validation or len(self.open_settings(validation)) > 1
+
+    @property
     def dropouts(self) -> tuple[float, ...]:
         """The dropout probabilities whose stochastic passes it needs; of a fitted score, the one in use."""
         return ()
 
+    def _plain(self, name: str, value: Any) -> Any:
+        """A value as JSON holds it."""
+        if isinstance(value, np.generic):
+            return value.item()
+        if isinstance(value, Mapping):
+            return {str(key): self._plain(name, part) for key, part in value.items()}
+        if isinstance(value, list | tuple):
+            return [self._plain(name, part) for part in value]
+        if isinstance(value, bool | int | float | str | None):
+            return value
+        raise InvalidInput(
+            f"The score {self.name} must hold arrays, dicts of arrays, numbers, text and lists of these to be saved. "
+            f"Got {name}, a {type(value).__name__}; make it one of them."
+        )
+
     @property
     def label(self) -> str:
         """The name, and the hyperparameters that were given other values than by default."""
-        defaults = {name: value.default for name, value in inspect.signature(type(self)).parameters.items()}
-        given = {name: value for name, value in self.parameters().items() if value is not defaults[name]}
-        shown = ", ".join(f"{name}={_shown(value)}" for name, value in given.items() if value != defaults[name])
+        defaults = {name: _shown(value.default) for name, value in inspect.signature(type(self)).parameters.items()}
+        given = {name: _shown(value) for name, value in self.parameters().items()}
+        shown = ", ".join(f"{name}={value}" for name, value in given.items() if value != defaults[name])
         return f"{self.name}({shown})" if shown else self.name
 
     def __repr__(self) -> str:
@@ -247,7 +279,8 @@ class Score:
 
 
 def _shown(value: Any) -> str:
-    return repr(value) if isinstance(value, str | int | float | bool | tuple) else type(value).__name__
+    value = value.item() if isinstance(value, np.generic) else value
+    return repr(value) if isinstance(value, str | int | float | bool | tuple | list | None) else type(value).__name__
 
 
 def matrix_of(recorded: Recorded, field: str, by: str, width: int | None = None) -> npt.NDArray[Any]:

@@ -45,6 +45,7 @@ class ClassDistance(Score):
     cost: ClassVar[str] = "each layer: fit O(N d^2 + d^3); a query O(d^2 + C d), with model= two passes and one back"
     grid: ClassVar[Mapping[str, tuple[Any, ...]]] = {"epsilon": (0.0, 0.001, 0.005, 0.01, 0.05, 0.1)}
     needs = frozenset({"features", "labels"})
+    uses_validation: ClassVar[bool] = True
     epsilon_: float
     layers_: list[str]
     centre_: dict[str, FloatArray]
@@ -71,10 +72,10 @@ class ClassDistance(Score):
 
             check_nudge(self.epsilon, self.model)
 
-    def check_needs(self, recorded: Any, role: str, fields: frozenset[str]) -> None:
-        """Raise where a field is lacking; of training data, only the published regression moves inputs."""
-        spared = {"inputs"} if role == "train" and self.variant is None else set()
-        super().check_needs(recorded, role, fields - spared)
+    @property
+    def train_needs(self) -> frozenset[str]:
+        """What it needs of the training data: only the published regression moves its inputs."""
+        return self.needs if self.variant == "published" else self.needs - {"inputs"}
 
     def open_settings(self, recorded: Recorded) -> list[dict[str, Any]]:
         """Without a network, inputs stay as they are; as published, they never do."""

@@ -106,17 +106,26 @@ class EnsembleMaxResponse(EnsembleScore):
 
 
 class EnsembleSubfunction(EnsembleScore):
-    """Mean over networks of the log bound; rho and delta of each are chosen on its own validation recording."""
+    """Mean over networks of the log bound; rho and delta that are not given are chosen on each one's validation recording."""
 
     name: ClassVar[str] = "ensemble_subfunction"
     paper: ClassVar[str] = "Ji et al., CoLLAs 2022"
+    grid: ClassVar[Mapping[str, tuple[Any, ...]]] = Subfunction.grid
     needs = Subfunction.needs
     scores_: list[Subfunction]
+
+    def __init__(self, rho: float | None = None, delta: float | None = None) -> None:
+        self.rho = rho
+        self.delta = delta
+
+    def check(self) -> None:
+        """Raise where a hyperparameter breaks a rule."""
+        Subfunction(self.rho, self.delta).check()
 
     def learn_all(self, train: Networks, validation: Networks | None) -> None:
         """Fit a bound for each network."""
         own = [None] * len(train) if validation is None else validation
-        self.scores_ = [Subfunction().fit(one, val) for one, val in zip(train, own, strict=True)]
+        self.scores_ = [Subfunction(self.rho, self.delta).fit(one, val) for one, val in zip(train, own, strict=True)]
 
     def score_all(self, recorded: Networks) -> FloatArray:
         """The mean of the log bounds."""
@@ -128,14 +137,18 @@ class EnsembleSubfunction(EnsembleScore):
         self.check_fitted("save")
         parts = [score.to_arrays() for score in self.scores_]
         arrays = {f"{i}/{name}": value for i, (own, _) in enumerate(parts) for name, value in own.items()}
-        return arrays, {"name": self.name, "parameters": {}, "scores": [settings for _, settings in parts]}
+        return arrays, {
+            "name": self.name,
+            "parameters": self.parameters(),
+            "scores": [settings for _, settings in parts],
+        }
 
     @classmethod
     def from_arrays(
         cls, arrays: Mapping[str, npt.NDArray[Any]], settings: Mapping[str, Any], model: Any = None
     ) -> Self:
         """A fitted score of what ``to_arrays`` gave."""
-        score = cls()
+        score = cls(**settings["parameters"])
         score.scores_ = []
         for i, own in enumerate(settings["scores"]):
             part = {name.partition("/")[2]: value for name, value in arrays.items() if name.startswith(f"{i}/")}
@@ -152,6 +165,12 @@ def joint(recorded: Networks) -> Recorded:
 
 def mean_probabilities(recorded: Networks) -> FloatArray:
     """Class probabilities, averaged over networks."""
+    shapes = {check_logits(one.outputs).shape for one in recorded}
+    if len(shapes) > 1:
+        listed = ", ".join(map(str, sorted(shapes)))
+        raise InvalidInput(
+            f"outputs of the networks must have one shape. Got {listed}; an ensemble shares its classes."
+        )
     return np.asarray(sum(_probabilities(one) for one in recorded) / len(recorded))
 
 

@@ -1,7 +1,8 @@
 """Scores of a classifier's outputs: the functions, and what the classes around them share.
 
 Each function takes logits (n, C) and returns float64 (n,), higher = less reliable. Written so that saturated softmaxes do
-not tie: what is left beside the largest probability is summed from the other classes, never as 1 - max.
+not tie, up to gaps of 745 between logits: what is left beside the largest probability is summed from the other classes,
+never as 1 - max.
 """
 
 from __future__ import annotations
@@ -128,5 +129,8 @@ def check_logits(logits: Any) -> FloatArray:
         )
     values = values.astype(np.float64)
     if not np.isfinite(values).all():
-        raise InvalidInput("logits must be finite. Got NaN or infinity; look for an overflow in the network.")
+        row = int(np.argmin(np.isfinite(values).all(axis=1)))
+        raise InvalidInput(
+            f"logits must be finite. Got NaN or infinity in row {row}; look for an overflow in the network."
+        )
     return values

@@ -12,7 +12,8 @@ from terrafirma.core.patterns import FloatArray
 from terrafirma.errors import InvalidInput
 from terrafirma.recorded import Recorded, errors_of
 from terrafirma.scores.base import Score
-from terrafirma.scores.logits import check_logits, max_response, published_softmax
+from terrafirma.scores.logits import check_logits
+from terrafirma.scores.max_response import MaxResponse
 
 __all__ = ["McDropout"]
 
@@ -48,15 +49,18 @@ class McDropout(Score):
 
     def open_settings(self, recorded: Recorded) -> list[dict[str, Any]]:
         """The recorded probabilities, those of the grid first."""
-        if self.p is not None or not recorded.stochastic:
+        if not recorded.stochastic:
             return super().open_settings(recorded)[:1]
+        if self.p is not None:
+            self._check_recorded(self.p, recorded)
+            return [{"p": float(self.p)}]
         usual = [p for p in self.grid["p"] if p in recorded.stochastic]
         return [{"p": p} for p in (*usual, *sorted(recorded.stochastic.keys() - set(usual)))]
 
     def score(self, recorded: Recorded) -> FloatArray:
         """The variance over passes."""
-        one_minus = _published if self.variant == "published" else max_response
-        return np.asarray(np.var([one_minus(outputs) for outputs in self._passes(recorded)], axis=0), dtype=np.float64)
+        response = MaxResponse(self.variant)
+        return np.asarray(np.var([response.of_logits(outputs) for outputs in self._passes(recorded)], axis=0))
 
     def selection_errors(self, validation: Recorded) -> FloatArray:
         """The network's errors; as published, those of the first pass."""
@@ -66,11 +70,7 @@ class McDropout(Score):
         return errors_of(self._passes(validation)[0], labels)
 
     def _passes(self, recorded: Recorded) -> list[FloatArray]:
-        if self.p_ not in recorded.stochastic:
-            raise InvalidInput(
-                f"p must be a dropout probability that was recorded ({', '.join(map(str, sorted(recorded.stochastic)))}). "
-                f"Got {self.p_}; record again with dropout=({self.p_},)."
-            )
+        self._check_recorded(self.p_, recorded)
         passes = recorded.stochastic[self.p_]
         if passes.ndim != 3 or len(passes) < 2:
             raise InvalidInput(
@@ -78,6 +78,9 @@ class McDropout(Score):
             )
         return [check_logits(outputs) for outputs in passes]
 
-
-def _published(outputs: FloatArray) -> FloatArray:
-    return np.asarray(1 - published_softmax(outputs).max(axis=1), dtype=np.float64)
+    def _check_recorded(self, p: float, recorded: Recorded) -> None:
+        if p not in recorded.stochastic:
+            raise InvalidInput(
+                f"p must be a dropout probability that was recorded ({', '.join(map(str, sorted(recorded.stochastic)))}). "
+                f"Got {p}; record again with dropout=({p},)."
+            )

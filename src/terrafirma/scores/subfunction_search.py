@@ -109,12 +109,17 @@ class Subfunction(Score):
         self.settings_ = {"rho": bound.rho, "delta": bound.delta}
         return self
 
+    def learns_on(self, validation: Recorded) -> bool:
+        """Whether there is anything to choose."""
+        return self.rho is None or self.delta is None
+
     def score(self, recorded: Recorded) -> FloatArray:
         """The log of the bound."""
         return self.bound_.unreliability(recorded.patterns)
 
     def to_arrays(self) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
         """All that a file needs: that of the fitted bound."""
+        self.check_fitted("save")
         arrays, settings = self.bound_.to_arrays()
         return arrays, {"name": self.name, "parameters": self.parameters(), "bound": settings}
 

@@ -16,14 +16,16 @@ from terrafirma.scores.logits import LogitScore, max_response
 __all__ = ["Temperature"]
 
 LOG_RANGE = (np.log(0.01), np.log(100.0))  # where to look for a temperature
+EDGE = 0.01
 
 
 class Temperature(LogitScore):
-    """``1 - p_1`` of the tempered softmax; the temperature is the most likely one on validation labels, 1 without any."""
+    """``1 - p_1`` of the tempered softmax, at the temperature that is most likely on validation labels; 1 where none is."""
 
     name: ClassVar[str] = "temperature"
     paper: ClassVar[str] = "Guo et al., ICML 2017"
     cost: ClassVar[str] = "fit a search on validation logits; a query O(C)"
+    uses_validation: ClassVar[bool] = True
     temperature_: float
 
     def learn(self, train: Recorded, validation: Recorded | None) -> None:
@@ -40,8 +42,13 @@ class Temperature(LogitScore):
             log_p = log_softmax(rows / np.exp(log_temperature), axis=1)
             return float(-log_p[np.arange(len(labels)), labels].mean())
 
-        if len(labels):
-            self.temperature_ = float(np.exp(minimize_scalar(loss, bounds=LOG_RANGE, method="bounded").x))
+        if not len(labels):
+            return
+        found = float(minimize_scalar(loss, bounds=LOG_RANGE, method="bounded").x)
+        at_edge = min(found - LOG_RANGE[0], LOG_RANGE[1] - found) < EDGE
+        self.temperature_ = (
+            1.0 if at_edge else float(np.exp(found))
+        )  # no minimum: where all are right, none is low enough
 
     def of_logits(self, logits: FloatArray) -> FloatArray:
         """One minus the largest tempered probability."""
