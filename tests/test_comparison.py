@@ -1,12 +1,14 @@
 import csv
 import io
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from terrafirma import Guard, Recorded, compare, metrics, scores
 from terrafirma.errors import InvalidInput
+from terrafirma.recorded import Source
 from terrafirma.scores.base import Score
 
 
@@ -52,7 +54,12 @@ def test_intervals_hold_their_value_and_repeat(sets, found):
 
 def test_the_best_are_bold(found):
     table = found.table()
-    assert [row[1] for row in table.rows] == ["misclassified"] * 3 + ["near"] * 3 + ["far"] * 3
+    wrong = int(found.counts["net", "misclassified"][0])
+    assert [row[1] for row in table.rows[::3]] == [
+        f"misclassified: {wrong} of 250",
+        "near: 100 of 350",
+        "far: 120 of 370",
+    ]
     for data, first in (("misclassified", 0), ("near", 3), ("far", 6)):
         for j, metric in enumerate(("auroc", "aucea", "fpr95", "aurc")):
             names = ("entropy", "energy", "subfunction")
@@ -177,6 +184,60 @@ def test_a_bug_in_a_score_of_ones_own_names_it(sets):
     with pytest.raises(ZeroDivisionError) as caught:
         compare({"net": sets}, [Broken()])
     assert caught.value.__notes__ == ["This came up while the score broken was computed for net."]
+
+
+def sourced(one, model="m", data="d"):
+    return replace(one, source=Source("Net", model, data))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"validation": {"model": "other"}},
+            (
+                "networks['net'] must hold recordings of one network. Got another, or other weights, for validation; record "
+                "all sets with the same."
+            ),
+        ),
+        (
+            {"far": {"model": "other"}},
+            "networks['net'] must hold recordings of one network. Got another, or other weights, for far; record all",
+        ),
+        (
+            {"near": {"data": "far"}},
+            "networks['net'] must hold other samples in every set. Got the same for near and far; hold some out.",
+        ),
+    ],
+)
+def test_recordings_that_know_where_they_are_from_must_fit(sets, change, message):
+    """Of one network, and of other samples each."""
+    train, validation, test, ood = sets
+    ood = {"near": ood["near"], "far": ood["near"]}  # as many
+    roles = {"train": train, "validation": validation, "test": test, **ood}
+    made = {role: sourced(one, **{"data": role} | change.get(role, {})) for role, one in roles.items()}
+    with pytest.raises(InvalidInput, match=re.escape(message)):
+        compare({"net": (made["train"], made["validation"], made["test"], {n: made[n] for n in ood})}, ["entropy"])
+
+
+def test_recordings_of_other_layers_are_refused(sets):
+    a, b = (replace(sets[i], layer_names=(name,)) for i, name in ((0, "a"), (1, "b")))
+    message = (
+        "networks['net'] must hold recordings of the same layers. Got b for validation, and a before; record all alike."
+    )
+    with pytest.raises(InvalidInput, match=re.escape(message)):
+        compare({"net": (a, b, sets[2])}, ["entropy"])
+
+
+def test_the_best_of_several_networks_is_asked_of_each(sets):
+    found = compare({"a": sets, "b": sets}, ["entropy", "energy"], draws=5)
+    with pytest.raises(InvalidInput, match=re.escape("network must be one of a, b. Got none;")):
+        found.best()
+    assert found.best(network="a") == found.best(network="b")
+    with pytest.raises(
+        InvalidInput, match=re.escape("there are data ['misclassified', 'near', 'far'], metrics ['auroc',")
+    ):
+        found.best("svhn")
 
 
 def test_regressions_have_no_roc(rng):

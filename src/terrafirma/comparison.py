@@ -56,6 +56,8 @@ class Comparison:
     ----------
     results : tuple of Result
         Each figure with its bootstrap interval; None where it is not defined, as AUROC where nothing is wrong.
+    counts : dict of (network, data) to (int, int)
+        Wrong (or unknown) samples, and all of them.
     settings : dict of (network, score) to dict
         The hyperparameters in use.
     left_out : dict of (network, score) to str
@@ -64,6 +66,7 @@ class Comparison:
     """
 
     results: tuple[Result, ...]
+    counts: Mapping[tuple[str, str], tuple[float, int]]
     settings: Mapping[tuple[str, str], Mapping[str, Any]]
     left_out: Mapping[tuple[str, str], str]
 
@@ -79,11 +82,20 @@ class Comparison:
 
     def best(self, data: str = WRONG, metric: str = "auroc", network: str | None = None) -> str:
         """The score with the best figure."""
-        found = _best(self._rows(data, metric, network))
+        rows = self._rows(data, metric, network)
+        found = _best(rows)
         if found is None:
+            known = {
+                part: list(dict.fromkeys(getattr(row, part) for row in self.results)) for part in Result._fields[:4]
+            }
             raise InvalidInput(
-                "data, metric and network must name figures that are defined. Got "
-                f"{(data, metric, network)}; results lists all."
+                f"data, metric and network must name figures that are defined. Got {(data, metric, network)}; there are data "
+                f"{known['data']}, metrics {known['metric']} and networks {known['network']}."
+            )
+        several = sorted({row.network for row in rows})
+        if len(several) > 1:
+            raise InvalidInput(
+                f"network must be one of {', '.join(several)}. Got none; the best of each is another question."
             )
         return found.score
 
@@ -100,7 +112,10 @@ class Comparison:
             for line in zip(*columns, strict=True):
                 winners = [j for j, row in enumerate(line) if row.interval and _value(row) == _value(best[j])]
                 bold |= {(len(rows), 3 + j) for j in winners}
-                rows.append((network, data, line[0].score, *(_shown(row.interval) for row in line)))
+                wrong, n = self.counts[network, data]
+                rows.append(
+                    (network, f"{data}: {wrong:g} of {n}", line[0].score, *(_shown(row.interval) for row in line))
+                )
         return Table(("network", "data", "score", *(TITLES[metric] for metric in FIGURES)), rows, bold)
 
     def to_csv(self) -> str:
@@ -150,7 +165,8 @@ def compare(
     scores : list of names or scores, or a dict of them by name, optional
         By default all whose needs were recorded, but for residual_flow, which trains a network of its own; what cannot be
         computed is then left out, and listed. Ensemble scores take all networks together, which must have been recorded on
-        the same samples. An empty list, where only guards are to be measured: they need the test set alone, (None, None, test).
+        the same samples, and their errors are those of the mean probability. An empty list, where only guards are to be
+        measured: they need the test set alone, (None, None, test).
     guards : dict of name to fitted Guard, optional
         Measured beside the scores.
     draws, confidence, seed
@@ -182,6 +198,7 @@ def compare(
             "networks must have training data for scores to learn from. Got None; for guards alone use scores=[]."
         )
     results: list[Result] = []
+    counts: dict[tuple[str, str], tuple[float, int]] = {}
     settings: dict[tuple[str, str], Mapping[str, Any]] = {}
     left_out = {} if scores is not None else {(name, score): why for name in sets for score, why in LONG.items()}
     jobs = _jobs({**chosen, **(guards or {})}, sets)
@@ -199,10 +216,11 @@ def compare(
                 raise
             else:
                 for data, u, errors in _truths(given, unreliability):
+                    counts[network, data] = float(errors.sum()), len(errors)
                     measured = figures(u, errors, draws, confidence, seed)
                     results += [Result(network, label, data, metric, one) for metric, one in measured.items()]
             advance(1)
-    return Comparison(tuple(results), settings, left_out)
+    return Comparison(tuple(results), counts, settings, left_out)
 
 
 @dataclass(frozen=True, eq=False)
@@ -239,6 +257,7 @@ class _Sets:
                 )
             if not len(one):
                 raise InvalidInput(f"networks[{name!r}] must hold samples in every set. Got none in {role}.")
+        _check_sources(name, {"train": train, "validation": validation, "test": test, **ood})
         if WRONG in ood:
             raise InvalidInput(f"An out-of-distribution set must not be called {WRONG!r}. Got one; rename it.")
         return cls(train, validation, test, ood, test.need("errors", by="compare"))
@@ -259,6 +278,34 @@ class _Sets:
 
 
 MakeSets = Callable[[], _Sets]
+
+
+def _check_sources(network: str, sets: Mapping[str, Recorded | None]) -> None:
+    """Raise where recordings that know where they are from are of other networks or layers, or of the same samples."""
+    seen: dict[str, tuple[str, Recorded]] = {}
+    first = next(one for one in sets.values() if one is not None)
+    for role, one in sets.items():
+        if one is None:
+            continue
+        if one.layer_names and first.layer_names and one.layer_names != first.layer_names:
+            now, before = ", ".join(one.layer_names), ", ".join(first.layer_names)
+            raise InvalidInput(
+                f"networks[{network!r}] must hold recordings of the same layers. Got {now} for {role}, and {before} before; "
+                "record all alike."
+            )
+        if one.source is None:
+            continue
+        if first.source is not None and one.source.model_fingerprint != first.source.model_fingerprint:
+            raise InvalidInput(
+                f"networks[{network!r}] must hold recordings of one network. Got another, or other weights, for {role}; record "
+                "all sets with the same."
+            )
+        other = seen.setdefault(one.source.data_fingerprint, (role, one))[0]
+        if other != role and len(seen[one.source.data_fingerprint][1]) == len(one):
+            raise InvalidInput(
+                f"networks[{network!r}] must hold other samples in every set. Got the same for {other} and {role}; "
+                "hold some out."
+            )
 
 
 def _is_dict(value: Any) -> bool:
@@ -351,4 +398,4 @@ def _value(row: Result | None) -> float:
 
 
 def _shown(interval: Interval | None) -> str:
-    return "-" if interval is None else str(interval)
+    return "-" if interval is None else f"{interval.value:.4f} [{interval.low:.4f}, {interval.high:.4f}]"

@@ -16,7 +16,16 @@ from terrafirma.core._checks import as_array, check_errors, check_positive
 from terrafirma.core.patterns import FloatArray, IntArray, PackedPatterns, as_patterns
 from terrafirma.errors import BadFile, InvalidInput
 
-__all__ = ["ClippedError", "ErrorFunction", "Recorded", "Source", "check_no_nan", "errors_of", "is_classification"]
+__all__ = [
+    "ClippedError",
+    "ErrorFunction",
+    "Recorded",
+    "Source",
+    "check_no_nan",
+    "errors_of",
+    "is_classification",
+    "why_no_errors",
+]
 
 KIND = "Recorded"
 ErrorFunction = Callable[[npt.NDArray[Any], npt.NDArray[Any]], Any]
@@ -198,6 +207,8 @@ class Recorded:
             name for name, value in values.items() if value is None or (isinstance(value, Mapping) and not value)
         ]
         if lacking:
+            if lacking == ["errors"] and self.labels is not None and self.outputs is not None:
+                raise InvalidInput(f"{by} needs an error for each sample. {why_no_errors(self)}")
             how = ", ".join(WHERE.get(name, name) for name in lacking)
             raise InvalidInput(f"{by} needs {', '.join(lacking)}, which were not recorded. Record again with {how}.")
         return next(iter(values.values())) if len(values) == 1 else tuple(values.values())
@@ -341,3 +352,22 @@ def errors_of(outputs: Any, labels: Any, error: ErrorFunction | None = None, fir
             f"Got {labels[bad[0]]} in row {first + bad[0]}; number them as in training."
         )
     return np.asarray(outputs.argmax(axis=1) != labels, dtype=np.float64)
+
+
+def why_no_errors(recorded: Recorded) -> str:
+    """What is missing for errors to be known, and the next step for what was given instead."""
+    labels, outputs = recorded.labels, recorded.outputs
+    if labels is None:
+        return "Got no labels; give pairs, as in fit((X, y), (X_val, y_val))."
+    given = f"Got labels {labels.dtype} of shape {labels.shape}"
+    if outputs is not None:
+        given += f" beside outputs of shape {outputs.shape}"
+    if labels.ndim == 2 and labels.shape[1] == 1:
+        return f"{given}; use y.ravel()."
+    if labels.ndim == 2 and outputs is not None and labels.shape == outputs.shape and np.isin(labels, (0, 1)).all():
+        return f"{given}; where these are classes, use y.argmax(axis=1)."
+    if outputs is not None and outputs.size == len(outputs) and np.isin(labels, (0, 1)).all():
+        return f"{given}; for one logit, error=lambda output, y: (output > 0) != y."
+    if labels.dtype.kind == "f" and labels.ndim == 1 and (labels == np.round(labels)).all():
+        return f"{given}; where these are classes, use y.astype(int), else error=, such as ClippedError(scale=...)."
+    return f"{given}; for anything but classes give error=, such as ClippedError(scale=...)."

@@ -96,7 +96,7 @@ def test_comparisons_are_written_in_every_format(recordings, tmp_path, ending):
         case ".csv":
             assert [row["score"] for row in csv.DictReader(text.splitlines())] == ["margin"] * 4
         case ".md":
-            assert text.splitlines()[2].startswith("| network | misclassified | margin | **0.")
+            assert text.splitlines()[2].startswith("| network | misclassified: 96 of 961 | margin | **0.")
         case ".tex":
             assert text.startswith(r"\begin{tabular}")
         case ".json":
@@ -160,5 +160,5 @@ def test_fit_takes_one_score(folder, tmp_path):  # noqa: F811
         *(*fit_arguments(folder, score="knn", rho=3, delta=0.1), "-o", tmp_path / "g"),
     )
     run = CliRunner().invoke(app, [*map(str, fit_arguments(folder, score="nearest")), "-o", str(tmp_path / "g")])
-    assert str(run.exception).startswith("A score must be one of subfunction, ")
+    assert str(run.exception).startswith("A score must be a name that there is. Got 'nearest'")
     assert not (tmp_path / "g").exists()

@@ -293,10 +293,24 @@ def test_the_network_is_handed_in_again_after_loading(moved, tmp_path):
     score.save(tmp_path / "score")
     again = scores.load(tmp_path / "score", model=net)
     np.testing.assert_array_equal(again.unreliability(queries), score.unreliability(queries))
-    with pytest.raises(
-        InvalidInput, match=re.escape("model must be a torch.nn.Module, to take gradients of. Got NoneType;")
-    ):
-        scores.load(tmp_path / "score").unreliability(queries)
+    message = "The score class_distance must be given the network that it takes gradients of. Load it with model=."
+    with pytest.raises(InvalidInput, match=re.escape(message)):
+        scores.load(tmp_path / "score")
+
+
+def test_inputs_are_not_moved_without_a_network():
+    message = (
+        "epsilon moves inputs along gradients, for which the score class_distance needs the torch module. Got epsilon 0.1 "
+        "alone; give model=, too."
+    )
+    with pytest.raises(InvalidInput, match=re.escape(message)):
+        scores.get("class_distance", epsilon=0.1)
+
+
+def test_layers_stand_for_features(rng):
+    recorded = Recorded(layers={"a": rng.normal(size=(60, 3))}, labels=rng.integers(0, 2, 60))
+    score = scores.get("class_distance").fit(recorded)
+    assert score.unreliability(Recorded(layers=recorded.layers)).shape == (60,)
 
 
 def test_inputs_that_were_not_recorded(moved):
@@ -305,7 +319,7 @@ def test_inputs_that_were_not_recorded(moved):
     message = "The score class_distance needs inputs, which were not recorded. Record again with inputs"
     with pytest.raises(InvalidInput, match=re.escape(message)):
         scores.get("class_distance", model=net).fit(train, bare)
-    fitted = scores.get("class_distance", epsilon=0.1).with_setting({"epsilon": 0.1})
+    fitted = scores.get("class_distance", epsilon=0.1, model=net).with_setting({"epsilon": 0.1})
     with pytest.raises(
         InvalidInput, match=re.escape("The score class_distance with epsilon > 0 needs inputs, which were")
     ):

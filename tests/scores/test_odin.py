@@ -79,11 +79,32 @@ def test_a_file_holds_all_but_the_network(tmp_path, recorded, linear):
     score.save(tmp_path / "score")
     again = scores.load(tmp_path / "score", model=linear)
     np.testing.assert_array_equal(again.unreliability(recorded), score.unreliability(recorded))
-    message = (
-        "model must be a torch.nn.Module, to take gradients of. Got NoneType; hand in the network as model=, or leave"
-    )
+    message = "The score odin must be given the network that it takes gradients of. Load it with model=."
     with pytest.raises(InvalidInput, match=re.escape(message)):
-        scores.load(tmp_path / "score").unreliability(recorded)
+        scores.load(tmp_path / "score")
+    with pytest.raises(
+        InvalidInput, match=re.escape("for which the score odin needs the torch module. Got epsilon 0.1")
+    ):
+        scores.get("odin", epsilon=0.1)
+
+
+@pytest.mark.parametrize("gap", [5.0, 25.0, 60.0, 200.0])
+def test_however_sure_a_network_is_inputs_move_to_where_it_is_surer(gap):
+    """At T = 1 the probabilities of a sure network have no slope left in single precision; their odds have."""
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(6, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
+    inputs = np.random.default_rng(0).normal(size=(50, 6)).astype(np.float32)
+    with torch.no_grad():
+        z = net(torch.as_tensor(inputs)).sort(dim=1).values
+        net[-1].weight *= gap / float((z[:, -1] - z[:, -2]).median())
+        net[-1].bias.zero_()
+        outputs = net(torch.as_tensor(inputs)).numpy()
+    recorded = Recorded(inputs=inputs, outputs=outputs)
+    plain, moved = (
+        scores.get("odin", temperature=1.0, epsilon=e, model=net).fit(recorded).unreliability(recorded)
+        for e in (0.0, 1e-3)
+    )
+    assert (moved < plain).mean() > 0.95
 
 
 def test_chunks_change_nothing(rng, linear):

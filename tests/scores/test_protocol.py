@@ -350,6 +350,20 @@ def test_fields_of_another_kind_are_named(field, value, message):
         scores.get("mahalanobis").fit(Recorded(**fields))
 
 
+def test_labels_beyond_the_outputs_are_named(data):
+    train = replace(data[0], labels=np.where(np.arange(240) == 7, 10**12, data[0].labels), errors=data[0].errors)
+    message = f"labels must be below {CLASSES}, the number of outputs. Got 1000000000000 in row 7; number them as in training."
+    for name, parameters in (("trust_score", {}), ("gaussian_process", {"likelihood": "classification"})):
+        with pytest.raises(InvalidInput, match=re.escape(message)):
+            scores.get(name, **parameters).fit(train)
+
+
+def test_features_without_columns_are_named():
+    message = "features must have at least one column. Got none; knn needs some."
+    with pytest.raises(InvalidInput, match=re.escape(message)):
+        scores.get("knn").fit(Recorded(features=np.zeros((3, 0))))
+
+
 def test_another_number_of_columns_is_named(data):
     score = scores.get("mahalanobis").fit(data[0])
     message = "features must have 12 columns, as the training data. Got 3; record both alike."
@@ -380,10 +394,8 @@ def test_they_are_described_in_a_table():
 
 
 def test_unknown_names_and_parameters_are_named():
-    message = "A score must be one of subfunction, "
+    message = "A score must be a name that there is. Got 'entropi' (near it: entropy, "
     with pytest.raises(InvalidInput, match=re.escape(message)):
-        scores.get("entropi")
-    with pytest.raises(InvalidInput, match=re.escape("Got 'entropi'; near it are entropy")):
         scores.get("entropi")
     message = "Parameters of the score entropy must be among: variant, react. Got 'temperature'."
     with pytest.raises(InvalidInput, match=re.escape(message)):
@@ -399,6 +411,9 @@ def test_arrays_are_no_recording(data):
         scores.get("knn").fit(data[0].features)
     with pytest.raises(InvalidInput, match=re.escape("validation must have at least one sample. Got none.")):
         scores.get("knn").fit(data[0], data[1][:0])
+
+
+OWN = {"name": "a", "score": lambda self, recorded: np.zeros(len(recorded))}
 
 
 class TestOnesOwn:
@@ -505,12 +520,20 @@ class TestOnesOwn:
         ("score", "message"),
         [
             (
-                type("A", (Score,), {"name": "a", "needs": frozenset({"featurs"})}),
+                type("A", (Score,), OWN | {"needs": frozenset({"featurs"})}),
                 "needs must be among errors, features, gradients, head, inputs, labels, layers, outputs, patterns",
             ),
             (
-                type("A", (Score,), {"name": "a", "grid": {"k": (1, 2)}}),
+                type("A", (Score,), OWN | {"grid": {"k": (1, 2)}}),
                 "grid must name parameters of __init__. Got k; add k=None there.",
+            ),
+            (
+                type("A", (Score,), OWN | {"needs": "features"}),
+                "needs must be a set of fields, as frozenset({'features'}). Got 'features'.",
+            ),
+            (
+                type("A", (Score,), {"name": "a"}),
+                "A score must have a method score(self, recorded). Got A, which lacks it.",
             ),
             (3, "register must get a subclass of Score. Got 3."),
             (

@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, cast
 
-import numpy as np
-
 from terrafirma import scores
 from terrafirma.capture.batches import DataHash, batches
 from terrafirma.capture.network import Network, Reduction
@@ -26,7 +24,7 @@ from terrafirma.guard.summary import summary
 from terrafirma.guard.verdict import Evaluation, Verdict, evaluate
 from terrafirma.policy import Policy
 from terrafirma.policy.threshold import CONFIDENCE, RISK
-from terrafirma.recorded import ErrorFunction, Recorded, Source, errors_of, is_classification
+from terrafirma.recorded import ErrorFunction, Recorded, Source, errors_of, is_classification, why_no_errors
 from terrafirma.scores.ensembles import EnsembleScore
 from terrafirma.scores.subfunction import SubfunctionBound
 from terrafirma.scores.subfunction_search import Subfunction
@@ -308,7 +306,7 @@ class Guard:
         ):
             recorded = replace(recorded, errors=errors_of(recorded.outputs, recorded.labels, self.error))
         if recorded.errors is None:
-            raise InvalidInput(f"{name} must have an error for each sample. {_why_no_errors(recorded)}")
+            raise InvalidInput(f"{name} must have an error for each sample. {why_no_errors(recorded)}")
         return recorded
 
     def _recorded_inputs(self, x: Any) -> Recorded:
@@ -386,22 +384,3 @@ def _checked_error(error: Any) -> ErrorFunction | None:
         )
     function: ErrorFunction | None = error
     return function
-
-
-def _why_no_errors(recorded: Recorded) -> str:
-    """What is missing, and the next step for what was given instead."""
-    labels, outputs = recorded.labels, recorded.outputs
-    if labels is None:
-        return "Got no labels; give pairs, as in fit((X, y), (X_val, y_val))."
-    given = f"Got labels {labels.dtype} of shape {labels.shape}"
-    if outputs is not None:
-        given += f" beside outputs of shape {outputs.shape}"
-    if labels.ndim == 2 and labels.shape[1] == 1:
-        return f"{given}; use y.ravel()."
-    if labels.ndim == 2 and outputs is not None and labels.shape == outputs.shape and np.isin(labels, (0, 1)).all():
-        return f"{given}; where these are classes, use y.argmax(axis=1)."
-    if outputs is not None and outputs.size == len(outputs) and np.isin(labels, (0, 1)).all():
-        return f"{given}; for one logit, error=lambda output, y: (output > 0) != y."
-    if labels.dtype.kind == "f" and labels.ndim == 1 and (labels == np.round(labels)).all():
-        return f"{given}; where these are classes, use y.astype(int), else error=, such as ClippedError(scale=...)."
-    return f"{given}; for anything but classes give error=, such as ClippedError(scale=...)."

@@ -128,7 +128,7 @@ def kept_for_calibration(score: SubfunctionBound | AnyScore, calibration: Record
         return Recorded(patterns=PackedPatterns(patterns.words.copy(), patterns.n_units), errors=errors.copy())
     if isinstance(score, Score):
         passes = {p: value for p, value in calibration.stochastic.items() if p in score.dropouts}
-        kept = replace(calibration, stochastic=passes).only(score.needs | {"errors"})
+        kept = replace(calibration, stochastic=passes).only(score.needs | score.helped_by | {"errors"})
         return kept[np.arange(len(kept))]  # a copy
     return calibration
 

@@ -78,6 +78,14 @@ def register(score_type: S) -> S:
         raise InvalidInput(f"A score must have a name that is an identifier. Got {name!r:.80}; set name = 'my_score'.")
     if name in HOMES:
         raise InvalidInput(f"A score must have a name of its own. Got {name!r}, which is terrafirma's; choose another.")
+    if not isinstance(score_type.needs, frozenset | set):
+        raise InvalidInput(
+            f"needs must be a set of fields, as frozenset({{'features'}}). Got {score_type.needs!r:.80}."
+        )
+    if score_type.score is Score.score and score_type.unreliability is Score.unreliability:
+        raise InvalidInput(
+            f"A score must have a method score(self, recorded). Got {score_type.__name__}, which lacks it."
+        )
     unknown = sorted(score_type.needs - FIELDS - NOT_RECORDED)
     if unknown:
         raise InvalidInput(f"needs must be among {', '.join(sorted(FIELDS | NOT_RECORDED))}. Got {', '.join(unknown)}.")
@@ -91,13 +99,18 @@ def register(score_type: S) -> S:
 
 
 def describe() -> Table:
-    """All scores: what they need, what they cost, where they are from."""
+    """All scores: what they need, their parameters (* chosen on validation data), what they cost, where they are from."""
     types = {name: _type(name) for name in available()}
     rows = [
-        (name, ", ".join(sorted(score.needs)), ", ".join(score.grid) or "-", score.cost, score.paper)
+        (name, ", ".join(sorted(score.needs)), _parameters(score), score.cost, score.paper)
         for name, score in types.items()
     ]
-    return Table(("score", "needs", "chosen on validation", "cost", "paper"), rows)
+    return Table(("score", "needs", "parameters", "cost", "paper"), rows)
+
+
+def _parameters(score: type[Score]) -> str:
+    """Names, those that are chosen on validation data with a star."""
+    return ", ".join(f"{name}*" if name in score.grid else name for name in score.parameter_names()) or "-"
 
 
 def load(path: str | os.PathLike[str], model: Any = None) -> Score:
@@ -125,8 +138,10 @@ def _type(name: str) -> type[Score]:
         return OWN[name]
     if not isinstance(name, str) or name not in HOMES:
         near = difflib.get_close_matches(str(name), available(), n=3, cutoff=0.4)
-        hint = f"; near it are {', '.join(near)}" if near else ""
-        raise InvalidInput(f"A score must be one of {', '.join(available())}. Got {name!r:.80}{hint}.")
+        hint = f" (near it: {', '.join(near)})" if near else ""
+        raise InvalidInput(
+            f"A score must be a name that there is. Got {name!r:.80}{hint}; there are {', '.join(available())}."
+        )
     module, _, type_name = HOMES[name].partition(":")
     found: type[Score] = getattr(importlib.import_module(f"terrafirma.scores.{module}"), type_name)
     return found

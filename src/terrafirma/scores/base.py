@@ -25,7 +25,7 @@ from terrafirma.errors import BadFile, InvalidInput, NotFitted
 from terrafirma.recorded import Recorded
 from terrafirma.selection import choose
 
-__all__ = ["ROWS", "Score", "classes_of", "matrix_of"]
+__all__ = ["ROWS", "Score", "check_moves", "classes_of", "matrix_of"]
 
 KIND = "Score"
 ROWS = 2048  # samples scored at a time: what a score needs for them is all that it holds beside what it learned
@@ -59,6 +59,7 @@ class Score:
     cost: ClassVar[str] = ""
     grid: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
     needs: frozenset[str] = frozenset()
+    helped_by: ClassVar[frozenset[str]] = frozenset()  # fields that it takes where they were recorded
     uses_validation: ClassVar[bool] = False  # to learn, beside choosing hyperparameters
     settings_: dict[str, Any]
 
@@ -283,6 +284,15 @@ def _shown(value: Any) -> str:
     return repr(value) if isinstance(value, str | int | float | bool | tuple | list | None) else type(value).__name__
 
 
+def check_moves(name: str, epsilon: float | None, model: Any) -> None:
+    """Raise where inputs are to be moved and there is no network to say where to."""
+    if epsilon and model is None:
+        raise InvalidInput(
+            f"epsilon moves inputs along gradients, for which the score {name} needs the torch module. Got epsilon {epsilon} "
+            "alone; give model=, too."
+        )
+
+
 def matrix_of(recorded: Recorded, field: str, by: str, width: int | None = None) -> npt.NDArray[Any]:
     """A field as a matrix of finite floats (n, units), axes beyond the second flattened; float32 stays as it is."""
     values = as_array(recorded.need(field, by=by), field)
@@ -291,6 +301,8 @@ def matrix_of(recorded: Recorded, field: str, by: str, width: int | None = None)
             f"{field} must be numbers of shape (n, units). Got {values.dtype} of shape {values.shape}; {by} needs a matrix."
         )
     values = values.reshape(len(values), -1)
+    if not values.shape[1]:
+        raise InvalidInput(f"{field} must have at least one column. Got none; {by} needs some.")
     values = values if values.dtype in (np.float32, np.float64) else values.astype(np.float64)
     if width is not None and values.shape[1] != width:
         raise InvalidInput(
@@ -304,12 +316,17 @@ def matrix_of(recorded: Recorded, field: str, by: str, width: int | None = None)
     return values
 
 
-def classes_of(train: Recorded, by: str) -> npt.NDArray[np.int64]:
-    """The labels of training data, as classes from 0; a class may be absent."""
+def classes_of(train: Recorded, by: str, width: int | None = None) -> npt.NDArray[np.int64]:
+    """The labels of training data, as classes from 0; a class may be absent. ``width``: how many there are, if that matters."""
     labels = as_array(train.need("labels", by=by), "labels")
     if labels.ndim != 1 or labels.dtype.kind not in "biu" or (len(labels) and labels.min() < 0):
         raise InvalidInput(
             f"labels must be classes from 0, one for each sample. Got {labels.dtype} of shape {labels.shape}; "
             f"{by} needs classes."
+        )
+    if width is not None and len(labels) and labels.max() >= width:
+        raise InvalidInput(
+            f"labels must be below {width}, the number of outputs. Got {labels.max()} in row {int(labels.argmax())}; "
+            "number them as in training."
         )
     return labels.astype(np.int64)

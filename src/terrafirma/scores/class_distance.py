@@ -12,7 +12,7 @@ from terrafirma.core._threads import row_ranges
 from terrafirma.core.patterns import FloatArray
 from terrafirma.errors import InvalidInput
 from terrafirma.recorded import Recorded
-from terrafirma.scores.base import ROWS, Score, classes_of
+from terrafirma.scores.base import ROWS, Score, check_moves, classes_of
 from terrafirma.scores.gaussian import TiedGaussian, fit_tied
 from terrafirma.scores.joining import Joined
 
@@ -28,7 +28,8 @@ PARTS = ("centre", "whitening", "means", "rest")  # of a TiedGaussian
 class ClassDistance(Score):
     """Squared Mahalanobis distance to the nearest class, in each recorded layer; of several, a weighted sum.
 
-    Maps (n, C, H, W) are averaged over positions. Distances (not squared: their tails are lighter, and 0 is no special case)
+    Maps (n, C, H, W) are averaged over positions, as ``record(features=["names", ...])`` does; ``features=True`` with
+    ``reduce="none"`` flattens them. Distances (not squared: their tails are lighter, and 0 is no special case)
     are standardised and weighted by a logistic regression that predicts the validation data's errors. A weight below 0 would
     make samples far from everything look reliable; such layers are left out. Classes are not balanced, as that would count a
     handful of errors as many. With fewer than 5 wrong or 5 right validation samples: the mean; ``joined_by_`` tells.
@@ -45,6 +46,7 @@ class ClassDistance(Score):
     cost: ClassVar[str] = "each layer: fit O(N d^2 + d^3); a query O(d^2 + C d), with model= two passes and one back"
     grid: ClassVar[Mapping[str, tuple[Any, ...]]] = {"epsilon": (0.0, 0.001, 0.005, 0.01, 0.05, 0.1)}
     needs = frozenset({"features", "labels"})
+    helped_by = frozenset({"layers"})
     uses_validation: ClassVar[bool] = True
     epsilon_: float
     layers_: list[str]
@@ -71,6 +73,11 @@ class ClassDistance(Score):
             from terrafirma.capture.gradients import check_nudge
 
             check_nudge(self.epsilon, self.model)
+        check_moves(self.name, self.epsilon, self.model)
+
+    def check_needs(self, recorded: Any, role: str, fields: frozenset[str]) -> None:
+        """Raise where a field is lacking; layers stand for features."""
+        super().check_needs(recorded, role, fields - ({"features"} if getattr(recorded, "layers", None) else set()))
 
     @property
     def train_needs(self) -> frozenset[str]:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import ClassVar
 
 import numpy as np
-from scipy.special import logsumexp
 
 from terrafirma.core._checks import check_positive
 from terrafirma.core.patterns import FloatArray
-from terrafirma.scores.logits import LogitScore
+from terrafirma.scores.logits import LogitScore, Odds, by_block
 
 __all__ = ["Energy"]
 
@@ -31,4 +30,9 @@ class Energy(LogitScore):
 
     def of_logits(self, logits: FloatArray) -> FloatArray:
         """The energy."""
-        return np.asarray(-self.temperature * logsumexp(logits / self.temperature, axis=1))
+
+        def formula(values: FloatArray) -> FloatArray:
+            odds = Odds.of(values / self.temperature)
+            return -self.temperature * (odds.largest + np.log1p(odds.rest))
+
+        return by_block(formula, logits)

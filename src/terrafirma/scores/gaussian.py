@@ -6,6 +6,7 @@ fewer samples than features, only the samples' span gets coordinates of its own;
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,10 +17,11 @@ from scipy.sparse import csr_array
 from terrafirma.core._threads import row_ranges
 from terrafirma.core.patterns import FloatArray
 from terrafirma.errors import InvalidInput
+from terrafirma.scores.base import ROWS
 
 __all__ = ["TiedGaussian", "fit_tied", "symmetric_factors"]
 
-ROWS = 2048  # samples that are float64 at a time
+RIVALS = 3  # classes that rounding might confuse, measured exactly
 LEAST = 1e-6  # of the mean variance: less of it, and a direction counts as having that much
 ROUNDING = 1e-24  # of all variance: less of it within the classes is rounding
 
@@ -51,8 +53,10 @@ class TiedGaussian:
         with np.errstate(over="ignore", invalid="ignore"):  # whoever asks looks for what is not finite
             centred = features - self.centre
             points = centred @ self.whitening
-            best = ((self.means**2).sum(axis=1) - 2 * points @ self.means.T).argmin(axis=1)
-            found = ((points - self.means[best]) ** 2).sum(axis=1)  # by differences: squares far apart would cancel
+            near = (self.means**2).sum(axis=1) - 2 * points @ self.means.T
+            nearest = np.argpartition(near, min(RIVALS, near.shape[1]) - 1, axis=1)[:, :RIVALS]
+            # by differences: squares far apart cancel
+            found = np.min([((points - self.means[c]) ** 2).sum(axis=1) for c in nearest.T], axis=0)
             if self.rest.any():
                 beside = centred - (points / (self.whitening**2).sum(axis=0)) @ self.whitening.T
                 found += self.rest * (beside**2).sum(axis=1)
@@ -89,7 +93,7 @@ def fit_tied(features: npt.NDArray[Any], labels: npt.NDArray[np.integer[Any]]) -
     return TiedGaussian(centre, whitening, offsets @ whitening, rest)
 
 
-def symmetric_factors(blocks: Any, n: int) -> tuple[FloatArray, FloatArray]:
+def symmetric_factors(blocks: Iterable[FloatArray], n: int) -> tuple[FloatArray, FloatArray]:
     """Eigenvalues, rising and none below 0, and eigenvectors of ``X.T @ X / n``, where blocks of rows make up X."""
     product: FloatArray | float = 0.0
     with np.errstate(over="ignore", invalid="ignore"):

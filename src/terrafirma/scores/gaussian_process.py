@@ -49,7 +49,9 @@ class GaussianProcess(Score):
 
     name: ClassVar[str] = "gaussian_process"
     paper: ClassVar[str] = "Liu et al., NeurIPS 2020"
-    cost: ClassVar[str] = "fit O(N D (D + d)), D = 1024, in classification for each class; a query O(D (D + d))"
+    cost: ClassVar[str] = (
+        "fit O(N D (D + d)), D = 1024; in classification for each class, minutes; a query O(D (D + d))"
+    )
     grid: ClassVar[Mapping[str, tuple[Any, ...]]] = {"scale": (1.0, 0.25, 0.5, 2.0, 4.0)}
     needs = frozenset({"features"})
     scale_: float
@@ -121,7 +123,7 @@ class GaussianProcess(Score):
             self.factors_ = _factor(blocks)[None]
         else:
             width = matrix_of(train, "outputs", self.name).shape[1]
-            self.factors_ = self._laplace(features, classes_of(train, self.name), width)
+            self.factors_ = self._laplace(features, classes_of(train, self.name, width), width)
 
     def score(self, recorded: Recorded) -> FloatArray:
         """The posterior standard deviation; in classification, of the predicted class's logit."""
@@ -159,7 +161,6 @@ class GaussianProcess(Score):
 
     def _laplace(self, features: npt.NDArray[Any], classes: IntArray, width: int) -> FloatArray:
         """A factor for each class, at the most probable weights."""
-        width = max(width, int(classes.max()) + 1)
         phi = np.empty((len(features), WAVES), dtype=np.float32)  # the only array with a row for each sample
         for rows in row_ranges(len(features), ROWS):
             phi[rows] = self._phi(features[rows])

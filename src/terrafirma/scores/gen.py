@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import ClassVar
 
 import numpy as np
-from scipy.special import log_softmax, logsumexp
 
 from terrafirma.core._checks import check_count, check_share
 from terrafirma.core.patterns import FloatArray
-from terrafirma.scores.logits import LogitScore
+from terrafirma.scores.logits import LogitScore, Odds, by_block
 
 __all__ = ["Gen"]
 
@@ -33,8 +32,19 @@ class Gen(LogitScore):
 
     def of_logits(self, logits: FloatArray) -> FloatArray:
         """The generalised entropy."""
-        log_p = np.sort(log_softmax(logits, axis=1), axis=1)[:, ::-1]
-        log_rest = np.log1p(-np.exp(log_p[:, 1:]))
-        log_first_rest = logsumexp(log_p[:, 1:], axis=1, keepdims=True)  # never 1 - 1, however sure the softmax is
-        terms = np.exp(self.gamma * (log_p + np.hstack([log_first_rest, log_rest])))
-        return np.asarray(terms[:, : self.top].sum(axis=1))
+        return by_block(self._formula, logits)
+
+    def _formula(self, values: FloatArray) -> FloatArray:
+        odds, top = Odds.of(values), min(self.top, values.shape[1])
+        total = (1 + odds.rest)[:, None]
+        not_this = total - odds.others
+        np.copyto(
+            not_this, odds.rest[:, None], where=odds.others == 0
+        )  # of the most probable class, and far too unlikely ones
+        logs = odds.logs
+        if top < values.shape[1]:
+            kept = np.argpartition(-logs, top - 1, axis=1)[:, :top]
+            logs, not_this = (np.take_along_axis(part, kept, axis=1) for part in (logs, not_this))
+        with np.errstate(divide="ignore"):  # of a softmax that is surer than floats can say
+            terms = np.exp(self.gamma * (logs + np.log(not_this) - 2 * np.log(total)))
+        return np.asarray(terms.sum(axis=1))

@@ -7,21 +7,33 @@ never as 1 - max.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import entr, logsumexp
 
 from terrafirma.core._checks import as_array, check_share
+from terrafirma.core._threads import row_ranges
 from terrafirma.core.patterns import FloatArray
 from terrafirma.errors import InvalidInput
 from terrafirma.recorded import Recorded
 from terrafirma.scores.base import Score, matrix_of
 from terrafirma.scores.head import head_of
 
-__all__ = ["LogitScore", "check_logits", "entropy", "margin", "max_response", "published_softmax"]
+__all__ = [
+    "LogitScore",
+    "Odds",
+    "by_block",
+    "check_logits",
+    "entropy",
+    "margin",
+    "max_response",
+    "published_softmax",
+]
 
+BLOCK = 512  # rows
+LEAST = np.finfo(np.float64).min  # of the log of odds: finite, so that times 0 it is 0
 REACT_VALUES = 1 << 24  # activations that decide where ReAct clips, from evenly spaced samples
 
 
@@ -64,7 +76,8 @@ class LogitScore(Score):
     def logits(self, recorded: Recorded) -> FloatArray:
         """The logits of some samples; with ReAct, those of the clipped features."""
         if self.react is None:
-            return check_logits(recorded.need("outputs", by=f"The score {self.name}"))
+            outputs: FloatArray = recorded.need("outputs", by=f"The score {self.name}")
+            return outputs  # checked where they are used
         features = matrix_of(recorded, "features", self.name, self.head_weights_.shape[1])
         return check_logits(np.minimum(features, self.clip_) @ self.head_weights_.T + self.head_bias_)
 
@@ -79,7 +92,12 @@ def max_response(logits: Any) -> FloatArray:
     >>> max_response([[100.0, 0.0], [50.0, 0.0]])
     array([3.72007598e-44, 1.92874985e-22])
     """
-    return np.asarray(_others(logits).sum(axis=1))
+
+    def formula(values: FloatArray) -> FloatArray:
+        odds = Odds.of(values)
+        return np.asarray(odds.rest / (1 + odds.rest))
+
+    return by_block(formula, logits)
 
 
 def entropy(logits: Any) -> FloatArray:
@@ -88,9 +106,12 @@ def entropy(logits: Any) -> FloatArray:
     >>> entropy([[0.0, 0.0]])
     array([0.69314718])
     """
-    others = _others(logits)
-    rest = np.minimum(others.sum(axis=1), 1.0)
-    return np.asarray(entr(others).sum(axis=1) - (1.0 - rest) * np.log1p(-rest))
+
+    def formula(values: FloatArray) -> FloatArray:
+        odds = Odds.of(values)
+        return np.asarray(np.log1p(odds.rest) - (odds.others * odds.logs).sum(axis=1) / (1 + odds.rest))
+
+    return by_block(formula, logits)
 
 
 def margin(logits: Any) -> FloatArray:
@@ -99,17 +120,46 @@ def margin(logits: Any) -> FloatArray:
     >>> margin([[0.0, 0.0], [0.0, 100.0]])
     array([1.00000000e+00, 7.44015195e-44])
     """
-    others = _others(logits)
-    return np.asarray(others.sum(axis=1) + others[:, -1])
+
+    def formula(values: FloatArray) -> FloatArray:
+        odds = Odds.of(values)
+        return np.asarray((odds.rest + odds.others.max(axis=1)) / (1 + odds.rest))
+
+    return by_block(formula, logits)
 
 
-def _others(logits: Any) -> FloatArray:
-    """Probabilities of all classes but the most probable, rising, so that sums run from the small to the large."""
-    values = check_logits(logits)
-    with np.errstate(over="ignore", under="ignore"):
-        ordered = np.sort(values, axis=1)
-        ordered -= ordered[:, -1:]
-        return np.asarray(np.exp(ordered[:, :-1] - logsumexp(ordered, axis=1, keepdims=True)))
+class Odds(NamedTuple):
+    """Each class against the most probable one, which is left out: nothing cancels, however sure the softmax is.
+
+    ``largest`` logit (n,); ``logs`` of the odds (n, C); the odds ``others`` (n, C), 0 for the most probable class; and their
+    sum ``rest`` (n,): the most probable class has ``1 / (1 + rest)``.
+    """
+
+    largest: FloatArray
+    logs: FloatArray
+    others: FloatArray
+    rest: FloatArray
+
+    @classmethod
+    def of(cls, values: FloatArray) -> Odds:
+        """Of logits (n, C)."""
+        top = values.argmax(axis=1)
+        rows = np.arange(len(values))
+        largest = values[rows, top]
+        with np.errstate(over="ignore"):
+            logs = np.maximum(values - largest[:, None], LEAST)
+        others = np.exp(logs)
+        others[rows, top] = 0
+        return cls(largest, logs, others, others.sum(axis=1))
+
+
+def by_block(formula: Callable[[FloatArray], FloatArray], logits: Any) -> FloatArray:
+    """A formula of logits, for some rows at a time: what it needs for these stays in the cache."""
+    values = as_array(logits, "logits")
+    found = np.empty(len(values) if values.ndim else 0)
+    for rows in row_ranges(len(found), BLOCK) or [slice(0, 0)]:
+        found[rows] = formula(check_logits(values[rows] if values.ndim else values, rows.start))
+    return found
 
 
 def published_softmax(logits: Any) -> npt.NDArray[np.float32]:
@@ -120,16 +170,16 @@ def published_softmax(logits: Any) -> npt.NDArray[np.float32]:
     return probabilities
 
 
-def check_logits(logits: Any) -> FloatArray:
-    """Logits as finite float64 (n, C), of at least two classes."""
+def check_logits(logits: Any, first: int = 0) -> FloatArray:
+    """Logits as finite float64 (n, C), of at least two classes; ``first`` is the number of the first row, for messages."""
     values = as_array(logits, "logits")
     if values.dtype.kind not in "fiu" or values.ndim != 2 or values.shape[1] < 2:
         raise InvalidInput(
             f"logits must be numbers of shape (n, classes), at least two classes. Got {values.dtype} of shape {values.shape}."
         )
-    values = values.astype(np.float64)
+    values = values.astype(np.float64, copy=False)
     if not np.isfinite(values).all():
-        row = int(np.argmin(np.isfinite(values).all(axis=1)))
+        row = first + int(np.argmin(np.isfinite(values).all(axis=1)))
         raise InvalidInput(
             f"logits must be finite. Got NaN or infinity in row {row}; look for an overflow in the network."
         )

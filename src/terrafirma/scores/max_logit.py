@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-import numpy as np
-
 from terrafirma.core.patterns import FloatArray
-from terrafirma.scores.logits import LogitScore
+from terrafirma.scores.logits import LogitScore, by_block
 
 __all__ = ["MaxLogit"]
 
@@ -20,4 +18,4 @@ class MaxLogit(LogitScore):
 
     def of_logits(self, logits: FloatArray) -> FloatArray:
         """Minus the largest."""
-        return np.asarray(-logits.max(axis=1))
+        return by_block(lambda values: -values.max(axis=1), logits)

@@ -18,6 +18,7 @@ from terrafirma.core.patterns import FloatArray, IntArray
 __all__ = ["Points", "nearest", "unit_rows"]
 
 QUERIES, ROWS = 512, 8192  # in a block: its products, 16 MB, stay in the cache
+COPIED = 1024  # rows that are float64 at a time
 UNIT = 2.0**-24  # what float32 rounds by
 TINY = 2.0**-125  # what a float32 product loses to underflow, at most
 HUGE = 1e36  # larger squares might overflow in float32
@@ -46,7 +47,7 @@ class Points:
         points._measure()
         mean = np.zeros(rows.shape[1])
         with np.errstate(over="ignore", invalid="ignore"):  # what overflows stays where it is
-            for block in row_ranges(len(rows), ROWS):
+            for block in row_ranges(len(rows), COPIED):
                 mean += rows[block].sum(axis=0, dtype=np.float64) / len(rows)
             mean = mean.astype(np.float32)
             if np.isfinite(mean).all() and len(rows) * (mean.astype(np.float64) @ mean) > 0.75 * points.squares.sum():
@@ -55,7 +56,7 @@ class Points:
         return points
 
     def _measure(self) -> None:
-        for block in row_ranges(len(self.rows), ROWS):
+        for block in row_ranges(len(self.rows), COPIED):
             about = self.rows[block].astype(np.float64) - self.centre
             with np.errstate(over="ignore"):
                 self.squares[block] = np.einsum("nd,nd->n", about, about)
@@ -125,7 +126,7 @@ def _search(queries: FloatArray, points: Points, skip: IntArray, best: FloatArra
 def unit_rows(matrix: npt.NDArray[Any], dtype: npt.DTypeLike | None = None) -> npt.NDArray[Any]:
     """Rows divided by their lengths, in double precision, then rounded to ``dtype`` or that of the matrix; zeros stay zeros."""
     units = np.empty(matrix.shape, dtype=dtype or matrix.dtype)
-    for block in row_ranges(len(matrix), ROWS):
+    for block in row_ranges(len(matrix), COPIED):
         rows = matrix[block].astype(np.float64)
         largest = np.abs(rows).max(axis=1, keepdims=True, initial=0)
         rows /= np.where(largest > 0, largest, 1)  # squares neither overflow nor vanish

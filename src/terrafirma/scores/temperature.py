@@ -11,7 +11,7 @@ from scipy.special import log_softmax
 from terrafirma.core.patterns import FloatArray
 from terrafirma.recorded import Recorded
 from terrafirma.scores.base import classes_of
-from terrafirma.scores.logits import LogitScore, max_response
+from terrafirma.scores.logits import LogitScore, check_logits, max_response
 
 __all__ = ["Temperature"]
 
@@ -34,7 +34,7 @@ class Temperature(LogitScore):
         self.temperature_ = 1.0
         if validation is None or validation.labels is None:
             return
-        logits, labels = self.logits(validation), classes_of(validation, self.name)
+        logits, labels = check_logits(self.logits(validation)), classes_of(validation, self.name)
         known = labels < logits.shape[1]
         rows, labels = logits[known], labels[known]
 

@@ -43,17 +43,17 @@ class TrustScore(Score):
         """Raise where a hyperparameter breaks a rule."""
         super().check()
         check_count("k", self.k, least=1)
-        if isinstance(self.alpha, bool) or self.alpha != 0:
+        if isinstance(self.alpha, bool) or not (np.isscalar(self.alpha) and self.alpha == 0):
             check_share("alpha", self.alpha, "the share of each class left out as outliers; or 0")
 
     def learn(self, train: Recorded, validation: Recorded | None) -> None:
         """Keep the features of each class, without outliers."""
-        features, classes = matrix_of(train, "features", self.name), classes_of(train, self.name)
+        self.width_ = matrix_of(train, "outputs", self.name).shape[1]
+        features, classes = matrix_of(train, "features", self.name), classes_of(train, self.name, self.width_)
         order = np.argsort(classes, kind="stable")
         if self.alpha:
             ends = np.cumsum(np.bincount(classes))[:-1]
             order = np.concatenate([rows[self._dense(features[rows])] for rows in np.split(order, ends)])
-        self.width_ = matrix_of(train, "outputs", self.name).shape[1]
         counts = np.bincount(classes[order], minlength=self.width_)
         self.starts_ = np.concatenate([[0], np.cumsum(counts)])
         self.train_ = Points.of(features[order]).arrays()

@@ -60,8 +60,7 @@ class Vim(Score):
         self.outside_ = np.ascontiguousarray(axes[:, : len(variances) - dim])
         residual = np.mean(np.concatenate([self._residual(features[rows]) for rows in blocks]))
         size = float(np.sqrt(variances.sum()))
-        # a network of log-probabilities has them below 0: how large they are is what counts
-        largest = abs(float(logits.max(axis=1).mean()))
+        largest = abs(float(logits.max(axis=1).mean()))  # a bias may shift all logits below 0
         self.alpha_ = largest / (max(float(residual), NO_WEIGHT * size) or 1.0)
 
     def score(self, recorded: Recorded) -> FloatArray:
