@@ -6,7 +6,7 @@ import importlib
 import sys
 import time
 
-NAMES = ("kernel", "job", "log_z", "latency", "memory", "dedup", "guard", "quality")
+NAMES = ("kernel", "job", "log_z", "latency", "memory", "dedup", "guard", "scores", "quality")
 
 
 def main(names: list[str]) -> int:

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from terrafirma import Guard, Recorded, compare, record, scores
 from terrafirma.cli.app import app
-from tests.cli.test_commands import document, fails, fit_arguments, folder, terrafirma, wrong_usage  # noqa: F401
+from tests.cli.test_commands import document, fit_arguments, folder, terrafirma, wrong_usage  # noqa: F401
 
 pytestmark = pytest.mark.jit
 
@@ -118,33 +118,35 @@ def test_guards_stand_beside_all_scores(folder, recordings):  # noqa: F811
     assert "mc_dropout" in told["left_out"]
 
 
-def test_what_cannot_be_compared_is_named(folder, recordings, tmp_path):  # noqa: F811
-    test = recordings["test"]
-    rule = (
-        "compare must get three recordings (train, validation, test), and guards if there are any; or guards and one "
-        "recording, the test set. Got "
-    )
-    fails(f"{rule}0 guards and 1 recordings.", "compare", test)
-    fails(f"{rule}1 guards and 1 recordings, and --score.", "compare", folder / "guard", test, "--score", "knn")
-    fails(
-        f"compare must get recordings (.safetensors). Got {folder / 'test.npz'}; make one with terrafirma record.",
-        *("compare", folder / "guard", folder / "test.npz"),
-    )
-    fails(
-        "--ood must read NAME=RECORDING, as svhn=svhn.safetensors. Got 'svhn'.",
-        *("compare", folder / "guard", test, "--ood", "svhn"),
-    )
-    gone = tmp_path / "gone"
-    fails(f"{gone} does not exist. Give recordings, and folders of guards.", "compare", gone, test)
-    fails(
-        "Guards and sets must differ in name. Got a, a; leave out what comes twice.",
-        *("compare", test, test, test, "--ood", f"a={test}", "--ood", f"a={test}"),
-    )
-    out = tmp_path / "table.xlsx"
-    fails(
-        f"A file of a comparison must end in .csv, .md, .tex, .json. Got {out}; rename it.",
-        *("compare", folder / "guard", test, "-o", out),
-    )
+def test_what_cannot_be_compared_is_wrong_usage(folder, recordings, tmp_path):  # noqa: F811
+    test, guard = recordings["test"], folder / "guard"
+    rule = "compare must get three recordings (train, validation, test), and guards if there are any; or guards and one"
+    cases = [
+        (f"{rule} recording, the test set. Got 0 guards and 1 recordings.", [test]),
+        ("Got 1 guards and 1 recordings, and --score.", [guard, test, "--score", "knn"]),
+        ("A score must be a name that there is. Got 'nearest' ", [test, test, test, "--score", "nearest"]),
+        ("make one with terrafirma record.", [guard, folder / "test.npz"]),
+        (
+            "--ood must read NAME=RECORDING, as svhn=svhn.safetensors. Got 'svhn'.",
+            [guard, test, "--ood", "svhn"],
+        ),
+        (
+            "Guards and sets must differ in name. Got a, a; leave out what comes twice.",
+            [test, test, test, "--ood", f"a={test}", "--ood", f"a={test}"],
+        ),
+        ("A file of a comparison must end in .csv, .md, .tex, .json.", [guard, test, "-o", tmp_path / "table.xlsx"]),
+        ("-o must lie in a folder that exists.", [guard, test, "-o", tmp_path / "gone" / "table.md"]),
+    ]
+    for sentence, arguments in cases:
+        wrong_usage(sentence, "compare", *arguments)
+
+
+def test_recordings_that_are_not_there_are_named(folder, tmp_path):  # noqa: F811
+    gone = tmp_path / "gone.safetensors"
+    run = CliRunner().invoke(app, ["compare", str(folder / "guard"), str(gone)])
+    assert run.exit_code == 1
+    assert isinstance(run.exception, FileNotFoundError)
+    assert run.exception.filename == str(gone)
 
 
 def test_scores_are_listed():

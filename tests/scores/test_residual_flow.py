@@ -617,7 +617,7 @@ def test_bad_samples_are_refused(rng):
     deep = "inputs must be vectors (n, d) or images (n, H, W) or (n, C, H, W). Got shape (5, 1, 2, 2, 2); reshape them."
     with pytest.raises(InvalidInput, match=re.escape(deep)):
         ResidualFlow(**QUICK).fit(images(np.zeros((5, 1, 2, 2, 2))))
-    empty = "features must be vectors (n, d) or images (n, H, W) or (n, C, H, W). Got shape (5, 0); reshape them."
+    empty = "features must have at least one column. Got none; residual_flow needs some."
     with pytest.raises(InvalidInput, match=re.escape(empty)):
         ResidualFlow(on="features", **QUICK).fit(features(np.zeros((5, 0))))
     score = ResidualFlow(**QUICK).fit(images(rng.integers(0, 256, (5, 4, 4), dtype=np.uint8)))

@@ -190,8 +190,10 @@ def compare(
     """Measure scores side by side: which tells wrong and unknown samples from right ones best?"""
     from terrafirma.cli import comparing
 
-    if output is not None:
-        comparing.check_ending(output)
+    try:
+        comparing.check_arguments(paths, score, ood or [], output)
+    except InvalidInput as error:
+        raise typer.BadParameter(str(error)) from error
     found = comparing.comparison_of(paths, score, ood or [], draws=draws, seed=seed)
     if output is not None:
         comparing.write(output, found)

@@ -16,65 +16,64 @@ from terrafirma.storage import write_bytes
 if TYPE_CHECKING:
     from terrafirma.comparison import Comparison
 
-__all__ = ["as_document", "check_ending", "comparison_of", "write"]
+__all__ = ["as_document", "check_arguments", "comparison_of", "write"]
 
 ENDINGS = (".csv", ".md", ".tex", ".json")
 BOUNDS = ("value", "low", "high")
+
+
+def check_arguments(
+    paths: Sequence[Path], scores: Sequence[str] | None, ood: Sequence[str], output: Path | None
+) -> None:
+    """Raise, before anything is read, unless the command is well formed."""
+    from terrafirma.scores import get
+
+    if output is not None and output.suffix not in ENDINGS:
+        raise InvalidInput(f"A file of a comparison must end in {', '.join(ENDINGS)}. Got {output}; rename it.")
+    if output is not None and not output.parent.is_dir():
+        raise InvalidInput(f"-o must lie in a folder that exists. Got {output}.")
+    for name in scores or ():
+        get(name)
+    files = [path for path in paths if not path.is_dir()]
+    guards = len(paths) - len(files)
+    if len(files) != 3 and not (guards and len(files) == 1 and not scores):
+        asked = ", and --score" if scores else ""
+        raise InvalidInput(
+            "compare must get three recordings (train, validation, test), and guards if there are any; or guards and one "
+            f"recording, the test set. Got {guards} guards and {len(files)} recordings{asked}."
+        )
+    names = [str(path) for path in paths if path.is_dir()] + [_split(text)[0] for text in ood]
+    if len(set(names)) < len(names):
+        raise InvalidInput(f"Guards and sets must differ in name. Got {', '.join(names)}; leave out what comes twice.")
+    for path in (*files, *(_split(text)[1] for text in ood)):
+        if path.suffix != ".safetensors":
+            raise InvalidInput(
+                f"compare must get recordings (.safetensors). Got {path}; make one with terrafirma record."
+            )
 
 
 def comparison_of(paths: Sequence[Path], scores: Sequence[str] | None, ood: Sequence[str], **more: Any) -> Comparison:
     """Compare scores on recordings (train, validation, test), guards on a test recording, or both."""
     from terrafirma.comparison import compare
     from terrafirma.guard.guard import Guard
-    from terrafirma.scores import get
 
-    for path in paths:
-        if not path.exists():
-            raise FileNotFoundError(f"{path} does not exist. Give recordings, and folders of guards.")
-    for name in scores or ():
-        get(name)  # rather now than after everything is read
-    folders = [path for path in paths if path.is_dir()]
-    files = [path for path in paths if not path.is_dir()]
-    if len(files) != 3 and not (folders and len(files) == 1 and not scores):
-        asked = ", and --score" if scores else ""
-        raise InvalidInput(
-            "compare must get three recordings (train, validation, test), and guards if there are any; or guards and one "
-            f"recording, the test set. Got {len(folders)} guards and {len(files)} recordings{asked}."
-        )
-    *learned, test = (_recording(path) for path in files)
+    *learned, test = (Recorded.load(path) for path in paths if not path.is_dir())
     train, validation = learned or (None, None)
-    unseen = [_named(text) for text in ood]
-    names = [*map(str, folders), *(name for name, _ in unseen)]
-    if len(set(names)) < len(names):
-        raise InvalidInput(f"Guards and sets must differ in name. Got {', '.join(names)}; leave out what comes twice.")
-    guards = {str(folder): Guard.load(folder) for folder in folders}
-    names = list(scores) if scores else []
-    chosen = None if learned and not names else names
-    return compare({"network": (train, validation, test, dict(unseen))}, chosen, guards, **more)
+    unseen = {name: Recorded.load(path) for name, path in map(_split, ood)}
+    guards = {str(path): Guard.load(path) for path in paths if path.is_dir()}
+    chosen = None if learned and not scores else list(scores or ())
+    return compare({"network": (train, validation, test, unseen)}, chosen, guards, **more)
 
 
-def _named(text: str) -> tuple[str, Recorded]:
+def _split(text: str) -> tuple[str, Path]:
     name, equals, path = text.partition("=")
     if not (name and equals and path):
         raise InvalidInput(f"--ood must read NAME=RECORDING, as svhn=svhn.safetensors. Got {text!r}.")
-    return name, _recording(Path(path))
-
-
-def _recording(path: Path) -> Recorded:
-    if path.suffix != ".safetensors":
-        raise InvalidInput(f"compare must get recordings (.safetensors). Got {path}; make one with terrafirma record.")
-    return Recorded.load(path)
-
-
-def check_ending(path: Path) -> None:
-    """Raise unless there is a format for files of this name."""
-    if path.suffix not in ENDINGS:
-        raise InvalidInput(f"A file of a comparison must end in {', '.join(ENDINGS)}. Got {path}; rename it.")
+    return name, Path(path)
 
 
 def write(path: Path, found: Comparison) -> None:
     """Write a comparison in the format that the file's name asks for."""
-    check_ending(path)
     formats: dict[str, Callable[[], str]] = {
         ".csv": found.to_csv,
         ".md": found.to_markdown,
