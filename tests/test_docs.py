@@ -31,8 +31,12 @@ def test_blocks_run(block, tmp_path, monkeypatch, capsys):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 def test_links_lead_somewhere(page):
-    for target in re.findall(r"\]\((?!http)([^)#]+)", page.read_text()):
-        assert (page.parent / target).exists(), target
+    for target, anchor in re.findall(r"\]\((?!http)([^)#]*)(?:#([^)]+))?\)", page.read_text()):
+        path = page.parent / target if target else page
+        assert path.exists(), target
+        if anchor:
+            titles = re.findall(r"^#+ (.*)", path.read_text(), re.MULTILINE)
+            assert anchor in {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}, anchor
 
 
 def test_the_commands_of_the_readme_are_targets_of_make():
