@@ -182,6 +182,18 @@ def test_hyperparameters_are_checked_at_once(name, parameters, message):
         scores.get(name, **parameters)
 
 
+def test_probabilities_are_not_taken_for_logits_without_a_word(recorded):
+    probabilities = Recorded(outputs=softmax(recorded.outputs, axis=1))
+    message = (
+        "Outputs look like probabilities, and the score energy takes logits. Record the network without its softmax, or hand "
+        "in np.log(outputs)."
+    )
+    with pytest.warns(UserWarning, match=re.escape(message)):
+        scores.get("energy").fit(probabilities)
+    logs = Recorded(outputs=np.log(probabilities.outputs))
+    assert scores.get("energy").fit(logs).unreliability(logs) == pytest.approx(np.zeros(200), abs=1e-12)
+
+
 def test_outputs_that_are_no_numbers_are_refused():
     outputs = np.array([[0.0, 1.0], [np.inf, 0.0]])
     message = "logits must be finite. Got NaN or infinity in row 1; look for an overflow in the network."

@@ -7,6 +7,7 @@ never as 1 - max.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -66,6 +67,7 @@ class LogitScore(Score):
 
     def learn(self, train: Recorded, validation: Recorded | None) -> None:
         """Find where to clip."""
+        _warn_of_probabilities(train.outputs, self.name)
         if self.react is None:
             return
         features = matrix_of(train, "features", self.name)
@@ -151,6 +153,26 @@ class Odds(NamedTuple):
         others = np.exp(logs)
         others[rows, top] = 0
         return cls(largest, logs, others, others.sum(axis=1))
+
+
+def _warn_of_probabilities(outputs: npt.NDArray[Any] | None, name: str) -> None:
+    """Warn where outputs have been through a softmax already."""
+    some = None if outputs is None else outputs[:1000]
+    if (
+        some is None
+        or some.ndim != 2
+        or some.shape[1] < 2
+        or not len(some)
+        or some.dtype.kind != "f"
+        or not (some >= 0).all()
+    ):
+        return
+    if np.allclose(some.sum(axis=1), 1, atol=1e-3):
+        warnings.warn(
+            f"Outputs look like probabilities, and the score {name} takes logits. Record the network without its softmax, or "
+            "hand in np.log(outputs).",
+            stacklevel=4,
+        )
 
 
 def by_block(formula: Callable[[FloatArray], FloatArray], logits: Any) -> FloatArray:
