@@ -7,12 +7,12 @@ from typing import ClassVar
 import numpy as np
 
 from terrafirma.core.patterns import FloatArray
-from terrafirma.scores.logits import LogitScore, entropy, published_softmax
+from terrafirma.scores.logits import PublishedLogitScore, entropy, published_softmax
 
 __all__ = ["Entropy"]
 
 
-class Entropy(LogitScore):
+class Entropy(PublishedLogitScore):
     """``-sum p log p``, from the logits.
 
     ``variant="published"``: in single precision, where saturated softmaxes tie.
@@ -20,10 +20,6 @@ class Entropy(LogitScore):
 
     name: ClassVar[str] = "entropy"
     paper: ClassVar[str] = "Shannon, 1948"
-
-    def __init__(self, variant: str | None = None, react: float | None = None) -> None:
-        super().__init__(react)
-        self.variant = variant
 
     def of_logits(self, logits: FloatArray) -> FloatArray:
         """The entropy in nats."""

@@ -25,6 +25,7 @@ from terrafirma.scores.head import head_of
 __all__ = [
     "LogitScore",
     "Odds",
+    "PublishedLogitScore",
     "by_block",
     "check_logits",
     "entropy",
@@ -86,6 +87,14 @@ class LogitScore(Score):
     def score(self, recorded: Recorded) -> FloatArray:
         """The unreliability of the logits."""
         return self.of_logits(self.logits(recorded))
+
+
+class PublishedLogitScore(LogitScore):
+    """A score of logits that the paper tabulates: ``variant="published"`` is how its numbers were made."""
+
+    def __init__(self, variant: str | None = None, react: float | None = None) -> None:
+        super().__init__(react)
+        self.variant = variant
 
 
 def max_response(logits: Any) -> FloatArray:

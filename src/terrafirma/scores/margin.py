@@ -7,12 +7,12 @@ from typing import ClassVar
 import numpy as np
 
 from terrafirma.core.patterns import FloatArray
-from terrafirma.scores.logits import LogitScore, margin, published_softmax
+from terrafirma.scores.logits import PublishedLogitScore, margin, published_softmax
 
 __all__ = ["Margin"]
 
 
-class Margin(LogitScore):
+class Margin(PublishedLogitScore):
     """``1 - (p_1 - p_2)``, as twice the second probability and the rest.
 
     ``variant="published"``: ``p_2 - p_1`` in single precision, where saturated softmaxes tie.
@@ -20,10 +20,6 @@ class Margin(LogitScore):
 
     name: ClassVar[str] = "margin"
     paper: ClassVar[str] = "Scheffer et al., IDA 2001"
-
-    def __init__(self, variant: str | None = None, react: float | None = None) -> None:
-        super().__init__(react)
-        self.variant = variant
 
     def of_logits(self, logits: FloatArray) -> FloatArray:
         """One minus the margin; as published, minus the margin."""

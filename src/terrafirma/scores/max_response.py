@@ -7,12 +7,12 @@ from typing import ClassVar
 import numpy as np
 
 from terrafirma.core.patterns import FloatArray
-from terrafirma.scores.logits import LogitScore, max_response, published_softmax
+from terrafirma.scores.logits import PublishedLogitScore, max_response, published_softmax
 
 __all__ = ["MaxResponse"]
 
 
-class MaxResponse(LogitScore):
+class MaxResponse(PublishedLogitScore):
     """``1 - p_1``, summed from the other classes.
 
     ``variant="published"``: 1 - max softmax in single precision, where saturated ones tie.
@@ -20,10 +20,6 @@ class MaxResponse(LogitScore):
 
     name: ClassVar[str] = "max_response"
     paper: ClassVar[str] = "Hendrycks & Gimpel, ICLR 2017"
-
-    def __init__(self, variant: str | None = None, react: float | None = None) -> None:
-        super().__init__(react)
-        self.variant = variant
 
     def of_logits(self, logits: FloatArray) -> FloatArray:
         """One minus the largest probability."""
