@@ -6,7 +6,8 @@ import threading
 import numpy as np
 import pytest
 
-from terrafirma.capture.dropout import _pick
+from terrafirma.capture import dropout as dropout_module
+from terrafirma.capture.dropout import _mixed, _pick, kept_units
 from terrafirma.capture.record import record
 from terrafirma.errors import InvalidInput
 from terrafirma.recorded import Recorded
@@ -159,6 +160,28 @@ def test_several_rows_for_each_sample_belong_to_it():
     np.testing.assert_array_equal(record(net, x, dropout=0.5, batch_size=3).stochastic[0.5], plain)
 
 
+@pytest.mark.parametrize(("device", "most"), [("cpu", 1 << 15), ("meta", 1 << 24)])
+def test_few_hashes_are_held_at_once(monkeypatch, device, most):
+    """On a CPU, as few as torch starts no threads for: another's threads on the same cores would hold them up."""
+    sizes = []
+
+    def mixed(words):
+        sizes.append(words.numel())
+        return _mixed(words)
+
+    monkeypatch.setattr(dropout_module, "_mixed", mixed)
+    kept_units(5, range(most // 512), 1000, 0.5, device)
+    assert most // 2 < max(sizes) <= most
+    assert sum(sizes) == most // 512 * 1001
+
+
+@pytest.mark.parametrize("at_once", [1, 70, 10_000])
+def test_how_many_are_held_at_once_changes_nothing(monkeypatch, at_once):
+    expected = kept_units(5, range(3, 40), 30, 0.5)
+    monkeypatch.setattr(dropout_module, "AT_ONCE", at_once)
+    assert torch.equal(kept_units(5, range(3, 40), 30, 0.5), expected)
+
+
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
 def test_units_are_kept_as_often_as_they_should_be(p):
     kept = masks(n=200, units=100, p=p) > 0
@@ -198,6 +221,41 @@ def test_the_rest_of_a_recording_is_as_without_dropout():
     np.testing.assert_array_equal(rec.outputs, bare.outputs)
     assert bare.stochastic == {}
     assert repr(rec).endswith("features; 2 passes with dropout 0.5; head>")
+
+
+def test_dropout_in_place_changes_what_was_handed_in():
+    def forward(self, x):
+        x = x.relu()
+        self.a(x)
+        self.b(input=x)
+        return x
+
+    def returning(self, x):
+        return self.b(self.a(x.relu()))
+
+    x = torch.rand(9, 5, 3)
+    several = [
+        record(Calls(run, a=nn.Dropout(inplace=True), b=nn.Dropout1d(inplace=True)), x, dropout=0.4).stochastic[0.4]
+        for run in (forward, returning)
+    ]
+    assert (several[0] == 0).any()
+    np.testing.assert_array_equal(*several)
+
+
+def test_networks_that_squeeze_and_batches_of_any_size():
+    net = Calls(lambda self, x: self.fc(self.drop(self.c(x).relu().mean((2, 3), keepdim=True).squeeze())))
+    net.c, net.fc, net.drop = nn.Conv2d(1, 5, 2), nn.Linear(5, 2), nn.Dropout()
+    x = torch.randn(7, 1, 3, 3)
+    whole = record(net, x, dropout=0.5).stochastic[0.5]
+    for size in (2, 3):
+        some = record(net, x[:6], dropout=0.5, batch_size=size).stochastic[0.5]
+        np.testing.assert_allclose(some, whole[:, :6], atol=1e-6)
+
+
+def test_half_precision_is_no_other_sample():
+    net = nn.Sequential(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), nn.Flatten(), nn.Linear(80, 3))
+    for precision in (torch.bfloat16, torch.float16):
+        assert record(net.to(precision), torch.randn(9, 5, 16), dropout=0.5).stochastic[0.5].shape == (10, 9, 3)
 
 
 def test_encoders_drop_although_they_have_a_fast_path():
@@ -243,7 +301,7 @@ def test_nothing_is_left_behind():
     given = x.clone()
     record(net, x, dropout=[0.5, 0.2], passes=2, batch_size=10)
     assert traces(net) == before
-    assert hooked == [0, 1, 1, 1, 1] * 2
+    assert hooked == [0, 1, 1, 1, 1, 1, 1, 0, 1, 1, 1, 1]  # two more for the first samples alone
     assert torch.equal(x, given)
     hooked.clear()
     net.broken = True
@@ -269,7 +327,43 @@ NONE = "which has none (F.dropout and what runs inside TorchScript are not seen)
 COME_FIRST = "let samples come first (batch_first=True), or choose a score that needs no dropout."
 
 
+class AlwaysOn(nn.Dropout):
+    def forward(self, x):
+        return nn.functional.dropout(x, self.p, training=True)
+
+
+class Named(nn.Dropout):
+    """One of the user's own that does as torch's."""
+
+
+def test_subclasses_drop_as_what_they_are_of():
+    x = np.ones((8, 15), np.float32)
+    plain = record(nn.Sequential(nn.ReLU(), nn.Dropout()), x, dropout=0.5).stochastic[0.5]
+    np.testing.assert_array_equal(record(nn.Sequential(nn.ReLU(), Named()), x, dropout=0.5).stochastic[0.5], plain)
+
+
+def others(shape, n, fewer):
+    return (
+        f"Dropout must be where samples come first. Got a tensor of shape {shape} for {n} samples, of which the first rows are "
+        f"others than those of {n - 1} alone, of shape {fewer}; {COME_FIRST}"
+    )
+
+
 class TestRefused:
+    @pytest.mark.parametrize(("n", "tokens"), [(2, 2), (2, 4), (3, 3), (8, 8), (8, 16)])
+    def test_samples_second(self, n, tokens):
+        drop = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Dropout())
+        net = Calls(lambda self, x: self.drop(x.transpose(0, 1))[0].relu(), drop=drop)  # of the first token
+        x, some = torch.randn(n, tokens, 3), min(n, 3)
+        with pytest.raises(InvalidInput, match=f"^{re.escape(others((tokens, some, 5), some, (tokens, some - 1, 5)))}"):
+            record(net, x, dropout=0.1, passes=2)
+        record(net, x[:1], dropout=0.1)  # nothing to compare
+
+    def test_samples_among_others(self):
+        net = Calls(lambda self, x: self.drop(torch.cat([x, -x]))[: len(x)].relu(), drop=nn.Dropout())
+        with pytest.raises(InvalidInput, match=f"^{re.escape(others((6, 5), 3, (4, 5)))}"):
+            record(net, torch.randn(8, 5), dropout=0.5)
+
     @pytest.mark.parametrize(
         ("net", "message"),
         [
@@ -285,6 +379,13 @@ class TestRefused:
                 ),
             ),
             (
+                nn.Sequential(nn.ReLU(), AlwaysOn()),
+                (
+                    "dropout needs nn.Dropout modules that are torch's own. Got AlwaysOn at '1', whose forward is another and "
+                    "may drop by itself; put nn.Dropout there."
+                ),
+            ),
+            (
                 Calls(lambda self, x: x.relu(), drop=nn.Dropout()),
                 (
                     "dropout needs nn.Dropout modules that run. None of the network's did; choose a score that needs no "
@@ -296,7 +397,7 @@ class TestRefused:
                 (f"Dropout must be where samples come first. Got a tensor of shape (3, 5) for 5 samples; {COME_FIRST}"),
             ),
         ],
-        ids=["none", "alpha", "does not run", "samples second"],
+        ids=["none", "alpha", "always on", "does not run", "samples second"],
     )
     def test_networks(self, net, message):
         with pytest.raises(InvalidInput, match=f"^{re.escape(message)}"):  # a note may follow

@@ -128,6 +128,62 @@ class TestFeaturesByName:
             np.testing.assert_allclose(rec.layers["first"], given.reshape(6, -1, 6).mean(1).numpy(), atol=1e-6)
             np.testing.assert_array_equal(rec.patterns.to_bool(), (given > 0).reshape(6, -1).numpy())
 
+    @pytest.mark.parametrize("features", ["norm", "layer.norm2", True])
+    def test_samples_that_come_second_are_noticed(self, features):
+        """Though the patterns are of a layer where they come first."""
+
+        def forward(self, x):
+            return self.last(self.head(self.norm(self.layer(x.transpose(0, 1))).transpose(0, 1).mean(1)).relu())
+
+        layer = nn.TransformerEncoderLayer(8, 2, 16)
+        net = Calls(forward, layer=layer, norm=nn.LayerNorm(8), head=nn.Linear(8, 5), last=nn.Linear(5, 2))
+        x = torch.randn(16, 16, 8)
+        if features is True:
+            assert record(net, x, features=True).features.shape == (16, 5)
+            return
+        message = (
+            "Samples must not depend on each other. The first one of a batch cannot run alone (features must name gates, or "
+            f"modules that give a tensor with one row for each of the 1 samples. Got {features!r}, which gives Tensor (16, 1, "
+            "8); name another); let samples come first (batch_first=True)."
+        )
+        with pytest.raises(InvalidInput, match=f"^{re.escape(message)}"):
+            record(net, x, features=features, batch_size=16)
+        assert record(net, x[:1, :1], features=features).features.shape == (1, 8)
+
+    @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16, torch.float16])
+    def test_samples_that_depend_on_each_other_are_noticed(self, precision):
+        def forward(self, x):
+            return self.fc(x - self.share * x.mean(0)).mean(1).relu()
+
+        net, x = Calls(forward, fc=nn.Linear(8, 6)).to(precision), torch.randn(9, 5, 8)
+        net.share = 0.0
+        assert record(net, x, features="fc").features.shape == (9, 6)
+        net.share = 1.0
+        message = (
+            "Samples must not depend on each other. Got layer 'fc', where the first sample of a batch has other features when "
+            "it runs alone; let samples come first (batch_first=True)."
+        )
+        with pytest.raises(InvalidInput, match=f"^{re.escape(message)}"):
+            record(net, x, features="fc")
+
+    def test_samples_that_come_second_in_an_onnx_file_are_noticed(self, rng):
+        shapes = {"x": (TensorProto.FLOAT, ["n", "t", 4])}, {"y": (TensorProto.FLOAT, ["n", 3])}
+        w = {"w": rng.normal(size=(4, 3)).astype(np.float32)}
+        nodes = [
+            ("Transpose", "x", "s", {"perm": [1, 0, 2]}),
+            ("MatMul", "s w", "h"),
+            ("Transpose", "h", "g", {"perm": [1, 0, 2]}),
+            ("ReduceMean", "g", "m", {"axes": [1], "keepdims": 0}),
+            ("Relu", "m", "y"),
+        ]
+        proto, x = model(nodes, *shapes, w), rng.normal(size=(8, 8, 4)).astype(np.float32)
+        assert record(proto, x, features="g").features.shape == (8, 3)
+        message = (
+            "Samples must not depend on each other. The first one of a batch cannot run alone (h must have one row for"
+        )
+        with pytest.raises(InvalidInput, match=f"^{re.escape(message)}"):
+            record(proto, x, features="h")
+
     def test_of_an_onnx_file(self):
         net, x, _ = torch_net("cnn")
         proto = onnx.load_from_string(exported_net("cnn"))
@@ -342,6 +398,40 @@ class TestHead:
         np.testing.assert_array_equal(b, np.zeros(3))
         assert find_head(x, np.where(x[:, :3] > 0, np.inf, 0), [W], []) is None
 
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+    @pytest.mark.parametrize("pooled", [False, True])
+    def test_of_half_precision(self, dtype, pooled):
+        if pooled:
+            parts = [nn.Conv2d(3, 16, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+            layers, x = "1", torch.randn(50, 3, 8, 8)
+        else:
+            parts, layers, x = [nn.Linear(5, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU()], True, torch.randn(50, 5)
+        net = nn.Sequential(*parts, nn.Linear(16, 16)).to(dtype)
+        rec = record(net, x, features=layers)
+        np.testing.assert_array_equal(rec.head[0], net[-1].weight.detach().float().numpy())
+        np.testing.assert_array_equal(rec.head[1], net[-1].bias.detach().float().numpy())
+        net.append(nn.Softmax(1))
+        assert record(net, x, features=layers).head is None
+
+    def test_of_an_onnx_file_in_half_precision(self, rng):
+        shapes = {"x": (TensorProto.FLOAT16, ["n", 4])}, {"y": (TensorProto.FLOAT16, ["n", 3])}
+        w = {"w": rng.normal(size=(4, 3)).astype(np.float16), "b": rng.normal(size=3).astype(np.float16)}
+        proto = model([("Relu", "x", "r"), ("Gemm", "r w b", "y")], *shapes, w)
+        rec = record(proto, rng.normal(size=(50, 4)).astype(np.float16), features=True)
+        np.testing.assert_array_equal(rec.head[0], w["w"].T.astype(np.float32))
+
+    def test_what_counts_as_the_outputs(self, rng):
+        """Outputs may be off by rounding, of their spread and of their size, and by no more."""
+        x, W, b = rng.normal(size=(60, 5)), rng.normal(size=(3, 5)), rng.normal(size=3)
+        y, off = x @ W.T + b, rng.choice([-1.0, 1.0], (60, 3))
+        spread = np.ptp(y, axis=0).max()
+        assert find_head(x, y + 0.9e-4 * spread * off, [W], [b]) is not None
+        assert find_head(x, y + 1.2e-4 * spread * off, [W], [b]) is None
+        far = (y + 1e5).astype(np.float32)
+        assert np.abs(far - y - 1e5).max() > 1e-4 * spread
+        assert find_head(x, far, [W], [b + 1e5]) is not None
+        assert find_head(x, far + 0.3 * off, [W], [b + 1e5]) is None
+
 
 class TestInputs:
     @pytest.mark.parametrize("dtype", [np.uint8, np.float32, np.float64])
@@ -444,7 +534,7 @@ class TestResuming:
         hook = net.conv.register_forward_pre_hook(lambda *_: ran.append(1))
         rec = record(net, data, path=path, **self.EVERYTHING)
         hook.remove()
-        assert len(ran) == 7 * (7 - 2)
+        assert len(ran) == 7 * (7 - 2) + 2  # and the first samples alone, beside others
         for got in (rec, Recorded.load(path)):
             assert list(got.layers) == list(whole.layers) == ["conv", "act2", "head"]
             assert got.features is got.layers["head"]

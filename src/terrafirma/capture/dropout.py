@@ -9,22 +9,26 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from terrafirma.capture._tensors import first_rows
 from terrafirma.core._checks import check_count, check_share
 from terrafirma.errors import InvalidInput, require
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-__all__ = ["Dropout", "checked_dropout", "dropout_parts", "dropped", "kept_units"]
+__all__ = ["Dropout", "check_rows", "checked_dropout", "dropout_parts", "dropped", "kept_units"]
 
 WORD = (1 << 64) - 1
 GOLDEN, FIRST, SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB  # the constants of splitmix64
-AT_ONCE = 1 << 17  # hashes, so that they stay in a core's cache
+AT_ONCE = 1 << 15  # hashes: they stay in a core's cache, and torch starts no threads for so few
+AT_ONCE_ON_DEVICE = 1 << 24
+MOST_OFF = 0.05  # of what goes into dropout: half precision changes less, another sample more
+REMEDY = "let samples come first (batch_first=True), or choose a score that needs no dropout."
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,7 @@ def checked_dropout(dropout: float | Iterable[float], passes: int, seed: int) ->
 def dropout_parts(module: nn.Module, name: str) -> dict[nn.Module, int]:
     """The dropout modules of a network, numbered; raise where there are none or other kinds."""
     kinds = require("torch", extra="torch").nn
+    plain = (kinds.Dropout, kinds.Dropout1d, kinds.Dropout2d, kinds.Dropout3d)
     numbers: dict[Any, int] = {}
     for own, part in module.named_modules():
         if isinstance(part, kinds.AlphaDropout | kinds.FeatureAlphaDropout):
@@ -54,7 +59,12 @@ def dropout_parts(module: nn.Module, name: str) -> dict[nn.Module, int]:
                 f"dropout needs nn.Dropout, Dropout1d, Dropout2d or Dropout3d. Got {type(part).__name__} at {own!r}, which "
                 "puts other values than 0; choose a score that needs no dropout."
             )
-        if isinstance(part, kinds.Dropout | kinds.Dropout1d | kinds.Dropout2d | kinds.Dropout3d):
+        if isinstance(part, plain):
+            if getattr(part.forward, "__func__", None) not in [kind.forward for kind in plain]:
+                raise InvalidInput(
+                    f"dropout needs nn.Dropout modules that are torch's own. Got {type(part).__name__} at {own!r}, whose "
+                    "forward is another and may drop by itself; put nn.Dropout there."
+                )
             numbers[part] = len(numbers)
     if not numbers:
         raise InvalidInput(
@@ -76,7 +86,8 @@ def dropped(parts: dict[nn.Module, int], p: float, dropout: Dropout, number: int
             return None
         call, calls[part] = calls[part], calls[part] + 1
         channels = not isinstance(part, require("torch.nn", extra="torch").Dropout)
-        return _masked(x, p, _pick(_pick(key, parts[part]), call), rows, channels=channels)
+        left = _masked(x, p, _pick(_pick(key, parts[part]), call), rows, channels=channels)
+        return x.copy_(left) if part.inplace else left  # what was handed in may be used again
 
     with ExitStack() as stack:
         for part in parts:
@@ -88,13 +99,45 @@ def dropped(parts: dict[nn.Module, int], p: float, dropout: Dropout, number: int
         )
 
 
+def check_rows(parts: Iterable[nn.Module], run: Callable[[Any], Any], inputs: Any, n: int) -> None:
+    """Raise where what goes into dropout does not begin with the rows of the first samples: masks go by rows.
+
+    Three samples are compared with two, or two with one. ``run`` runs the network on inputs.
+    """
+    some = min(n, 3)
+    whole, fewer = (_dropout_inputs(parts, run, first_rows(inputs, few)) for few in (some, some - 1))
+    for x, alone in zip(whole, fewer, strict=False):
+        shapes = tuple(x.shape), tuple(alone.shape)
+        y = alone[None] if alone.shape == x.shape[1:] else alone  # the axis of one sample may have been squeezed away
+        rows = len(y)
+        if rows * some != len(x) * (some - 1) or (x[:rows] - y).norm() > MOST_OFF * y.norm():
+            raise InvalidInput(
+                f"Dropout must be where samples come first. Got a tensor of shape {shapes[0]} for {some} samples, of which the "
+                f"first rows are others than those of {some - 1} alone, of shape {shapes[1]}; {REMEDY}"
+            )
+
+
+def _dropout_inputs(parts: Iterable[nn.Module], run: Callable[[Any], Any], inputs: Any) -> list[Tensor]:
+    """What goes into each call of dropout."""
+    torch, found, thread = require("torch", extra="torch"), [], threading.get_ident()
+
+    def keep(_part: nn.Module, _args: Any, x: Tensor) -> None:
+        if threading.get_ident() == thread:
+            found.append(x.to(torch.promote_types(x.dtype, torch.float32), copy=True))  # it may change in place
+
+    with ExitStack() as stack:
+        for part in parts:  # in evaluation mode they give what they get
+            stack.callback(part.register_forward_hook(keep).remove)
+        run(inputs)
+    return found
+
+
 def _masked(x: Tensor, p: float, key: int, rows: range, *, channels: bool) -> Tensor:
     """What is left of a tensor with samples first, scaled so that its mean stays."""
     n = len(rows)
     if x.ndim == 0 or len(x) % max(n, 1):
         raise InvalidInput(
-            f"Dropout must be where samples come first. Got a tensor of shape {tuple(x.shape)} for {n} samples; let samples "
-            "come first (batch_first=True), or choose a score that needs no dropout."
+            f"Dropout must be where samples come first. Got a tensor of shape {tuple(x.shape)} for {n} samples; {REMEDY}"
         )
     shape = x.shape[:2] if channels else x.shape
     kept = kept_units(key, rows, shape.numel() // max(n, 1), p, x.device).reshape(shape)
@@ -108,7 +151,7 @@ def kept_units(key: int, rows: range, units: int, p: float, device: Any = None) 
     keys = _mixed(numbers * _signed(GOLDEN) + _signed(key))[:, None]
     steps = torch.arange(1, units + 1, device=device) * _signed(GOLDEN)
     kept: Tensor = torch.empty(len(rows), units, dtype=torch.bool, device=device)
-    some = max(1, AT_ONCE // max(units, 1) if kept.device.type == "cpu" else len(rows))
+    some = max(1, (AT_ONCE if kept.device.type == "cpu" else AT_ONCE_ON_DEVICE) // max(units, 1))
     for first in range(0, len(rows), some):
         words = _mixed(keys[first : first + some] + steps)
         kept[first : first + some] = _shifted(words, 1) >= int(p * 2**63)

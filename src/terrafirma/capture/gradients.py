@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -12,24 +14,27 @@ import numpy.typing as npt
 
 from terrafirma.capture._tensors import bind, main_tensor, shown
 from terrafirma.capture.torch import ONE_AT_A_TIME, evaluating
+from terrafirma.capture.torch_forward import dispatch_mode, plainly
+from terrafirma.capture.torch_gates import Channels, Parts, operation_name
 from terrafirma.core._threads import row_ranges
 from terrafirma.errors import InvalidInput, require
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-__all__ = ["Nudged", "Objective", "check_nudge", "nudge"]
+__all__ = ["Nudged", "Objective", "check_layers", "check_nudge", "nudge", "nudges"]
 
 BATCH = 128  # samples at a time, whose activations are all held for the way back
 MOST_OFF = 0.05  # of the largest output: what other hardware or half precision may change
+MOST_STUCK = 0.5  # of the inputs' entries that have a slope: more, and it is rounding that decides what moves
+ABOUT_GRADIENTS = ("backward", "derivative", "gradient")  # in torch's messages
 Objective = Callable[["Tensor", Mapping[str, "Tensor"]], "Tensor"]
 Array = npt.NDArray[Any]
 
 
 class Nudged(NamedTuple):
-    """The moved inputs, and outputs and features by layer (n, units) there."""
+    """Outputs and features by layer (n, units) of moved inputs."""
 
-    inputs: Array
     outputs: Array
     features: dict[str, Array]
 
@@ -45,38 +50,52 @@ def check_nudge(epsilon: Any, model: Any) -> None:
         unwrapped(model)
 
 
-def nudge(
+def check_layers(model: Any, names: Iterable[str]) -> None:
+    """Raise unless all names are of modules, or of later calls of modules (``relu#2``): a function cannot be listened to."""
+    _calls(unwrapped(model), names)
+
+
+def nudge(model: Any, inputs: Array, objective: Objective, epsilon: float, *arguments: Any, **more: Any) -> Nudged:
+    """``nudges`` of one size."""
+    return nudges(model, inputs, objective, [epsilon], *arguments, **more)[0]
+
+
+def nudges(
     model: Any,
     inputs: Array,
     objective: Objective,
-    epsilon: float,
+    epsilons: Sequence[float],
     layers: Mapping[str, int] | None = None,
     *,
     expected: Array | None = None,
     raw: bool = False,
-) -> Nudged:
-    """Move each input by ``epsilon`` against the sign of its objective's gradient, or against the gradient itself (``raw``).
+) -> list[Nudged]:
+    """Move each input by each epsilon against the sign of its objective's gradient, or against the gradient itself (``raw``).
 
     ``objective`` takes outputs and features by layer, and returns a tensor (n,) of which each entry depends on one sample
-    alone. ``layers``: names of modules, and how many units each is to have: maps are flattened, or averaged over positions,
-    whichever fits. ``expected``: what the module gave on these inputs when it was recorded.
+    alone; its gradient is taken once. ``layers``: names of modules, and how many units each is to have: maps are flattened,
+    or averaged over positions, whichever fits. ``expected``: what the module gave on these inputs when it was recorded.
     """
     module, torch = unwrapped(model), require("torch", extra="torch")
     if inputs.dtype.kind != "f":
         raise InvalidInput(
             f"inputs must be floats to be moved along a gradient. Got {inputs.dtype}; use epsilon=0, which leaves them."
         )
+    run = _Runs(module, layers or {})
     parts = []
     gradients_on = torch.inference_mode(mode=False)  # wherever a caller has turned them off
-    with ONE_AT_A_TIME, evaluating(module), gradients_on:
+    plain = plainly(compiled=Parts(module).compiled, gradients=True)
+    with ONE_AT_A_TIME, evaluating(module), gradients_on, plain:
         for rows in row_ranges(len(inputs), BATCH):
             known = None if expected is None else expected[rows]
-            parts.append(_nudge_batch(module, inputs[rows], objective, (epsilon, raw), layers or {}, known))
-    return Nudged(
-        np.concatenate([part.inputs for part in parts]),
-        np.concatenate([part.outputs for part in parts]),
-        {name: np.concatenate([part.features[name] for part in parts]) for name in layers or {}},
-    )
+            parts.append(_nudge_batch(run, inputs[rows], objective, epsilons, known, raw=raw))
+    return [
+        Nudged(
+            np.concatenate([part.outputs for part in several]),
+            {name: np.concatenate([part.features[name] for part in several]) for name in layers or {}},
+        )
+        for several in zip(*parts, strict=True)
+    ]
 
 
 def unwrapped(model: Any) -> nn.Module:
@@ -95,78 +114,137 @@ def unwrapped(model: Any) -> nn.Module:
 
 
 def _nudge_batch(
-    module: nn.Module,
-    inputs: Array,
-    objective: Objective,
-    step: tuple[float, bool],
-    layers: Mapping[str, int],
-    expected: Array | None,
-) -> Nudged:
+    run: _Runs, inputs: Array, objective: Objective, epsilons: Sequence[float], expected: Array | None, *, raw: bool
+) -> list[Nudged]:
+    """What the module makes of a batch, moved by each epsilon."""
     torch = require("torch", extra="torch")
-    (x,), _, n = bind(inputs, module)
+    (x,), _, n = bind(inputs, run.module)
     x.requires_grad_()
-    outputs, features = _run(module, x, n, layers)
-    if expected is not None:
-        _check_same(_to_numpy(outputs), expected)
-    value = objective(outputs, features)
-    if not value.requires_grad:
-        raise InvalidInput(
-            "The network must let gradients through to its inputs. Got none; use epsilon=0, or a network without detach() "
-            "and no_grad()."
-        )
-    (slope,) = torch.autograd.grad(value.sum(), x)  # of the inputs alone: weights keep the gradients they have
-    epsilon, raw = step
+    with torch.enable_grad(), _no_gradients_said():
+        outputs, features = run(x, n)
+        if expected is not None:
+            _check_same(_to_numpy(outputs), expected)
+        value = objective(outputs, features)
+        if not value.requires_grad:
+            raise _no_gradients("none")
+        (slope,) = torch.autograd.grad(value.sum(), x)  # of the inputs alone: weights keep the gradients they have
+    del outputs, features, value  # and all that was held for the way back
+    found = []
     with torch.no_grad():
-        moved = x - epsilon * (slope if raw else slope.sign())
-        outputs, features = _run(module, moved, n, layers)
-    return Nudged(_to_numpy(moved), _to_numpy(outputs), {name: _to_numpy(value) for name, value in features.items()})
-
-
-def _run(module: nn.Module, x: Tensor, n: int, layers: Mapping[str, int]) -> tuple[Tensor, dict[str, Tensor]]:
-    """Outputs, and features by layer, at least in single precision."""
-    with _listening(module, layers, n) as heard:
-        output = main_tensor(module(x.clone()), n)  # a clone: the first module may work in place
-    if output is None:
-        raise InvalidInput(f"The network must give a tensor with one row for each of the {n} samples. Got none.")
-    for name in layers:
-        if name not in heard:
-            raise InvalidInput(f"layers must name modules that run. Got {name!r}, which did not; record other layers.")
-    return _wide(output), {name: heard[name] for name in layers}
+        step = slope if raw else slope.sign()
+        for epsilon in epsilons:
+            moved = x - epsilon * step
+            if not raw:
+                _check_moved(x, moved, step, epsilon)
+            outputs, features = run(moved, n)
+            by_layer = {name: _to_numpy(given) for name, given in features.items()}
+            found.append(Nudged(_to_numpy(outputs), by_layer))
+    return found
 
 
 @contextmanager
-def _listening(module: nn.Module, layers: Mapping[str, int], n: int) -> Iterator[dict[str, Tensor]]:
-    """Features of the layers, each from the first call of its module, as a forward pass goes on."""
-    modules = dict(module.named_modules(remove_duplicate=False))
-    heard: dict[str, Tensor] = {}
+def _no_gradients_said() -> Iterator[None]:
+    """Say what to do where torch cannot take gradients: of what was made in inference mode, of recurrent layers of cuDNN."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not any(word in str(error) for word in ABOUT_GRADIENTS):
+            raise
+        raise _no_gradients(f"{error!s:.200}") from error
 
-    def hear(name: str, result: Any) -> None:
-        if name not in heard:
-            heard[name] = _units(name, result, n, layers[name])
 
-    with ExitStack() as stack:
-        for name in layers:
-            if name not in modules:
+def _no_gradients(got: str) -> InvalidInput:
+    return InvalidInput(
+        f"The network must let gradients through to its inputs. Got {got}; use epsilon=0, or a network without detach() and "
+        "no_grad(), made outside inference_mode()."
+    )
+
+
+def _check_moved(x: Tensor, moved: Tensor, step: Tensor, epsilon: float) -> None:
+    """Raise where the step is lost to rounding."""
+    sloped = int((step != 0).sum())
+    stuck = int(((step != 0) & (moved == x)).sum())
+    if epsilon > 0 and stuck > MOST_STUCK * sloped:
+        raise InvalidInput(
+            f"epsilon must be large enough to move inputs in the network's precision. Got {epsilon}, which leaves "
+            f"{stuck / sloped:.0%} of their entries as they are in {str(x.dtype).removeprefix('torch.')}; use a larger one, 0, "
+            "or a network in single precision."
+        )
+
+
+class _Runs:
+    """A module that gives outputs, and features of its layers; these from the call of a module that goes by their name."""
+
+    def __init__(self, module: nn.Module, layers: Mapping[str, int]) -> None:
+        self.module, self.layers = module, layers
+        self.calls = _calls(module, layers)
+
+    def __call__(self, x: Tensor, n: int) -> tuple[Tensor, dict[str, Tensor]]:
+        """Outputs, and features by layer, at least in single precision."""
+        with self.listening(n) as heard:
+            output = main_tensor(self.module(x.clone()), n)  # a clone: the first module may work in place
+        if output is None:
+            raise InvalidInput(f"The network must give a tensor with one row for each of the {n} samples. Got none.")
+        for name in self.layers:
+            if name not in heard:
                 raise InvalidInput(
-                    f"layers must name modules, for gradients to be taken there. Got {name!r}, which is an operation or a "
-                    "later call; record layers by names of modules."
+                    f"layers must name modules that run. Got {name!r}, which did not; record other layers."
                 )
-            hook = modules[name].register_forward_hook(lambda _part, _args, result, name=name: hear(name, result))
-            stack.callback(hook.remove)
-        yield heard
+        return _wide(output), {name: heard[name] for name in self.layers}
+
+    @contextmanager
+    def listening(self, n: int) -> Iterator[dict[str, Tensor]]:
+        """Features of the layers as a forward pass goes on."""
+        heard: dict[str, Tensor] = {}
+        channels, counts, thread = Channels(), Counter[Any](), threading.get_ident()  # hooks see all threads' calls
+
+        def hear(part: nn.Module, _args: Any, result: Any) -> None:
+            if threading.get_ident() == thread:
+                counts[part] += 1
+                for name in self.calls[part].get(counts[part], ()):
+                    heard[name] = _units(name, result, n, self.layers[name], channels)
+
+        def see(_mode: Any, operation: Any, _types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+            result = operation(*args, **kwargs or {})
+            channels.note(operation_name(operation), result)
+            return result
+
+        with ExitStack() as stack:
+            for part in self.calls:
+                stack.callback(part.register_forward_hook(hear).remove)
+            if self.calls:
+                stack.enter_context(dispatch_mode(see))
+            yield heard
 
 
-def _units(name: str, result: Any, n: int, width: int) -> Tensor:
-    """What a module gave as (n, width): flattened, or averaged over positions with the channels first, or last."""
+def _calls(module: nn.Module, names: Iterable[str]) -> dict[nn.Module, dict[int, list[str]]]:
+    """The modules that have these names, and the names of their calls, by number."""
+    modules = {name: part for part, name in Parts(module).names.items()}
+    found: dict[nn.Module, dict[int, list[str]]] = {}
+    for name in names:
+        base, _, call = name.rpartition("#")
+        part = modules.get(name, modules.get(base) if call.isdecimal() else None)
+        if part is None:
+            raise InvalidInput(
+                f"layers must name modules, for gradients to be taken there. Got {name!r}, which is none: a function, as "
+                "F.relu, cannot be listened to; name modules when recording, features=[...]."
+            )
+        number = 1 if name in modules else int(call)
+        found.setdefault(part, {}).setdefault(number, []).append(name)
+    return found
+
+
+def _units(name: str, result: Any, n: int, width: int, channels: Channels) -> Tensor:
+    """What a module gave as (n, width): flattened, or averaged over positions; channels are where the recording sees them."""
     tensor = main_tensor(result, n)
     if tensor is not None:
         wide = _wide(tensor)
         flat = wide.flatten(1) if wide.ndim > 1 else wide[:, None]
         if flat.shape[1] == width:
             return flat.clone()  # what comes next may work in place
-        for channels in (1, wide.ndim - 1):
-            if wide.ndim > 2 and wide.shape[channels] == width:
-                return wide.mean([axis for axis in range(1, wide.ndim) if axis != channels])
+        for axis in (channels.axis(tensor), 1, wide.ndim - 1):
+            if wide.ndim > 2 and wide.shape[axis] == width:
+                return wide.mean([other for other in range(1, wide.ndim) if other != axis])
     raise InvalidInput(
         f"layers must give as many units as were recorded. Got {shown(result)} of {name!r}, recorded with {width}; hand in the "
         "network that was recorded."

@@ -14,21 +14,24 @@ __all__ = ["find_head", "fitting"]
 Array = npt.NDArray[Any]
 ROWS = 64  # to try weights on
 MOST_OFF = 1e-4  # of the outputs' spread
-ROUNDING = 1e-6  # of their size, in float32
+ROUNDINGS = 8  # of numbers of their size
+SINGLE = 2.0**-23  # what is recorded is rounded to float32
 
 
 def find_head(
-    features: Array, outputs: Array, weights: Iterable[Array], biases: Sequence[Array]
+    features: Array, outputs: Array, weights: Iterable[Array], biases: Sequence[Array], precision: float = SINGLE
 ) -> tuple[Array, Array] | None:
     """``W`` (C, units) and ``b`` (C,) among these with ``outputs = features @ W.T + b``; None if there are none.
 
-    The first weights that fit are taken, with the bias that fits best; no bias at all is tried, too.
+    The first weights that fit are taken, with the bias that fits best; no bias at all is tried, too. ``precision``: the
+    distance from 1 to the next number as the network rounds.
     """
     rows = slice(None, None, -(-len(features) // ROWS) or 1)
     x, y = features[rows].astype(np.float64), outputs[rows].astype(np.float64)
     if outputs.ndim != 2 or not (np.isfinite(x).all() and np.isfinite(y).all()):
         return None
-    most = MOST_OFF * float(np.ptp(y, axis=0).max(initial=0)) + ROUNDING * float(np.abs(y).max(initial=0))
+    rounding = ROUNDINGS * max(precision, SINGLE)
+    most = MOST_OFF * float(np.ptp(y, axis=0).max(initial=0)) + rounding * float(np.abs(y).max(initial=0))
     for W in map(_plain, weights):
         rest = y - x @ W.T.astype(np.float64)
         tried = [*map(_plain, biases), np.zeros(len(W), W.dtype)]

@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+import numpy as np
 import numpy.typing as npt
 
 from terrafirma.capture.dropout import Dropout
@@ -34,8 +35,8 @@ __all__ = [
     "unknown_layer",
 ]
 
-Linear = tuple[Iterable[npt.NDArray[Any]], Sequence[npt.NDArray[Any]]]
-"""Weights (C, units), likeliest first, and biases (C,)."""
+Linear = tuple[Iterable[npt.NDArray[Any]], Sequence[npt.NDArray[Any]], float]
+"""Weights (C, units), likeliest first, biases (C,), and the distance from 1 to the next number of their type."""
 Stochastic = Mapping[float, npt.NDArray[Any]]
 """By dropout probability, the outputs (n, passes, ...) of a batch."""
 Reduction = Literal["none", "any", "mean"]
@@ -43,6 +44,7 @@ REDUCTIONS: tuple[Reduction, ...] = ("none", "any", "mean")
 """Of maps (images, tokens), by channel: every position is a unit; active where any position is; the sign of the mean."""
 
 MOST_MIXED = 0.02  # of bits: rounding flips fewer
+MOST_OFF = 0.05  # of features: half precision changes less
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,14 +154,33 @@ def final_names(bases: Sequence[str]) -> list[str]:
     return names
 
 
-def check_alone(batch: Step, alone: Step) -> None:
-    """Raise where the first sample of a batch has other patterns when it runs alone: then samples are not what comes first."""
+def check_alone(batch: Step, run_alone: Callable[[], Step]) -> None:
+    """Raise where the first sample of a batch gives something else when it runs alone: samples do not come first then."""
+    try:
+        alone = run_alone()
+    except InvalidInput as error:
+        raise InvalidInput(
+            f"Samples must not depend on each other. The first one of a batch cannot run alone ({str(error).rstrip('.')}); let "
+            "samples come first (batch_first=True)."
+        ) from error
     for many, one in zip(batch.layers, alone.layers, strict=True):
         if many.bits is not None and one.bits is not None and (many.bits[:1] != one.bits).mean() > MOST_MIXED:
-            raise InvalidInput(
-                f"Samples must not depend on each other. Got layer {many.name!r}, where the first sample of a batch has "
-                "another pattern when it runs alone; let samples come first (batch_first=True)."
-            )
+            other = "another pattern"
+        elif many.features is not None and one.features is not None and _are_far(many.features, one.features):
+            other = "other features"
+        else:
+            continue
+        raise InvalidInput(
+            f"Samples must not depend on each other. Got layer {many.name!r}, where the first sample of a batch has {other} "
+            "when it runs alone; let samples come first (batch_first=True)."
+        )
+
+
+def _are_far(many: npt.NDArray[Any], one: npt.NDArray[Any]) -> bool:
+    """Whether the first of many rows is not this one, by more than rounding changes it."""
+    with np.errstate(invalid="ignore"):
+        off = np.linalg.norm(many[:1] - one)
+    return bool(off > MOST_OFF * np.linalg.norm(many) / len(many) ** 0.5)
 
 
 def unknown_layer(pattern: str, names: Sequence[str], argument: str = "layers") -> InvalidInput:

@@ -125,9 +125,9 @@ class OnnxNetwork:
 
         def run(inputs: Any) -> Step:
             step = look(inputs)
-            has_sequences = any(len(layer.shape) == 2 and layer.bits is not None for layer in step.layers)
+            has_sequences = any(len(layer.shape) == 2 for layer in step.layers)
             if has_sequences and len(step.outputs) > 1 and not checked and not fixed_size(self._inputs[0]):
-                check_alone(step, look(first_rows(inputs, 1)))
+                check_alone(step, lambda: look(first_rows(inputs, 1)))
                 checked.append(True)
             return step
 
@@ -138,8 +138,9 @@ class OnnxNetwork:
         to_array, folder = require("onnx.numpy_helper", extra="onnx").to_array, str(self._folder or "")
         sizes = (n_outputs, n_outputs * n_features)
         floats = [tensor for tensor in reversed(self._proto.graph.initializer) if tensor.data_type in FLOATS]
-        arrays = [to_array(tensor, folder) for tensor in floats if math.prod(tensor.dims) in sizes]
-        return fitting(arrays, n_features, n_outputs)
+        floats = [tensor for tensor in floats if math.prod(tensor.dims) in sizes]
+        precision = max((FLOATS[tensor.data_type] for tensor in floats), default=0.0)
+        return *fitting([to_array(tensor, folder) for tensor in floats], n_features, n_outputs), precision
 
     def dropping(self, dropout: Dropout) -> Callable[[Any, int], Stochastic]:  # noqa: ARG002  # whatever was asked for
         """Raise: what is exported to ONNX has no dropout left."""

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 __all__ = ["FLOATS", "as_input", "fixed_size", "graph_inputs", "inlined", "main_output", "parsed"]
 
-FLOATS = (1, 10, 11, 16)  # TensorProto.FLOAT, FLOAT16, DOUBLE and BFLOAT16
+FLOATS = {1: 2.0**-23, 10: 2.0**-10, 11: 2.0**-52, 16: 2.0**-7}
+"""TensorProto.FLOAT, FLOAT16, DOUBLE and BFLOAT16: the distance from 1 to the next number."""
 
 
 def graph_inputs(proto: ModelProto) -> list[ValueInfoProto]:

@@ -129,7 +129,7 @@ class SklearnNetwork:
         W, b = self.mlp.coefs_[-1].T, self.mlp.intercepts_[-1]
         if self.classes is not None and len(W) == 1:
             W, b = np.vstack([np.zeros_like(W), W]), np.append(np.zeros_like(b), b)
-        return [W] if W.shape == (n_outputs, n_features) else [], [b]
+        return [W] if W.shape == (n_outputs, n_features) else [], [b], float(np.finfo(W.dtype).eps)
 
     def dropping(self, dropout: Dropout) -> Callable[[Any, int], Stochastic]:  # noqa: ARG002  # whatever was asked for
         """Raise: there is none to have."""

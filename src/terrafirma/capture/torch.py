@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from terrafirma.capture._idle_threads import end_idle_threads
 from terrafirma.capture._tensors import bind, first_rows
-from terrafirma.capture.dropout import Dropout, dropout_parts, dropped
+from terrafirma.capture.dropout import Dropout, check_rows, dropout_parts, dropped
 from terrafirma.capture.heads import fitting
 from terrafirma.capture.network import Layer, Linear, Reduction, Step, Stochastic, check_alone
 from terrafirma.capture.torch_forward import EVERYWHERE, Forward, Wanted, outputs_of, plainly
@@ -82,8 +82,7 @@ class TorchNetwork:
             with ONE_AT_A_TIME, evaluating(self._module):
                 forward, step = look(inputs)
                 if forward.has_sequences and forward.n > 1 and not checked:
-                    _, alone = look(first_rows(inputs, 1))
-                    check_alone(step, alone)
+                    check_alone(step, lambda: look(first_rows(inputs, 1))[1])
                     checked.append(True)
                 end_idle_threads()
                 return step
@@ -109,18 +108,28 @@ class TorchNetwork:
             parts = [part for part in self._module.modules() if isinstance(part, torch.nn.Linear)]
             own = [*self._module.parameters(), *(part.weight for part in parts)]  # also where these are computed
             weights, biases = fitting(own[::-1], n_features, n_outputs)
-            return (as_array(W, "weights") for W in weights), [as_array(b, "bias") for b in biases]
+            precision = max((torch.finfo(W.dtype).eps for W in weights if W.is_floating_point()), default=0.0)
+            return (as_array(W, "weights") for W in weights), [as_array(b, "bias") for b in biases], precision
 
     def dropping(self, dropout: Dropout) -> Callable[[Any, int], Stochastic]:
         """A function that runs a batch with dropout, all else in evaluation mode; nothing of that stays between batches."""
         torch = require("torch", extra="torch")
         parts, compiled = dropout_parts(self._module, self.name), Parts(self._module).compiled
+        checked: list[bool] = []  # that samples come first
 
         def run(inputs: Any, first: int) -> Stochastic:
             with ONE_AT_A_TIME, evaluating(self._module), plainly(compiled=compiled):
                 found = {p: torch.stack([*passes(inputs, first, p)], 1).cpu().numpy() for p in dropout.probabilities}
+                n = len(next(iter(found.values())))
+                if n > 1 and not checked:
+                    check_rows(parts, forward, inputs, n)
+                    checked.append(True)
                 end_idle_threads()
                 return found
+
+        def forward(inputs: Any) -> None:
+            args, kwargs, _ = bind(inputs, self._module)
+            self._module(*args, **kwargs)
 
         def passes(inputs: Any, first: int, p: float) -> Iterator[Any]:
             for number in range(dropout.passes):

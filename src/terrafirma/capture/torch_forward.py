@@ -18,20 +18,20 @@ import threading
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 from terrafirma.capture._tensors import bind, main_tensor, shown
 from terrafirma.capture.network import Layer, Reduction, Step, final_names, is_chosen, unknown_layer
-from terrafirma.capture.torch_gates import FUSED, GATES, HIDING, Parts, operation_name
+from terrafirma.capture.torch_gates import FUSED, GATES, HIDING, Channels, Parts, operation_name
 from terrafirma.errors import InvalidInput, require
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-__all__ = ["EVERYWHERE", "Forward", "Wanted", "outputs_of", "plainly"]
+__all__ = ["EVERYWHERE", "Forward", "Wanted", "dispatch_mode", "outputs_of", "plainly"]
 
 EVERYWHERE = frozenset({""})  # the module itself, with all its parts
 
@@ -64,7 +64,7 @@ class Forward:
     def __init__(self, parts: Parts, wanted: Wanted, inside: frozenset[str] = EVERYWHERE) -> None:
         self.torch = require("torch", extra="torch")
         self.parts, self.wanted, self.inside = parts, wanted, inside
-        self.mode = _dispatch_mode(self.see)
+        self.mode = dispatch_mode(self.see)
         self.depth = 0  # of parts to look into
         self.thread = threading.get_ident()  # hooks see the calls of all threads
         self.n = 0
@@ -78,7 +78,7 @@ class Forward:
         self.ran: dict[str, None] = {}  # and those that ever ran, in order
         self.has_sequences = False  # whether a wanted layer has an axis that might be that of samples
         self.hidden = False  # whether a gate ran that cannot be seen
-        self.convolved, self.product_size = False, 0  # the last contraction, see positions
+        self.channels = Channels()
         self.too_narrow = False  # whether a map must be pooled, and its channels are known to who looks everywhere
 
     def run(self, module: nn.Module, inputs: Any) -> Step:
@@ -151,7 +151,7 @@ class Forward:
             self.note(self.gate_name(kind), kind, x)  # before it runs, as it may work in place
         result = operation(*args, **kwargs or {})
         if self.wanted.reduce != "none" or self.wanted.pooled:
-            self.note_contraction(name, result)
+            self.channels.note(name, result)
         if find is None and name.endswith("_relu") and isinstance(result, self.torch.Tensor):
             x = result  # fused with what comes before, and of the sign that we look for
             self.note(self.gate_name(kind), kind, x)
@@ -174,9 +174,9 @@ class Forward:
                 self.features.clear()
         if hits or is_last:
             self.bits[call] = self.active(_as_rows(x))
-            self.has_sequences |= x.ndim == 3
         if self.hits(name, kind, pooled):
             self.pooled.add(call)
+        self.has_sequences |= x.ndim == 3 and (call in self.bits or call in self.pooled)
         self.calls.append(Layer(name, kind, tuple(x.shape[1:])))
 
     def hits(self, name: str, kind: str, patterns: Sequence[str] | None) -> bool:
@@ -205,21 +205,12 @@ class Forward:
             kept = result.mean(axes, dtype=narrow) if axes else result.to(narrow, copy=True)  # it may change in place
             self.features[call] = kept.flatten(1)
 
-    def note_contraction(self, operation: str, result: Any) -> None:
-        """Note the last convolution or matrix product, which says where channels are."""
-        if "conv" in operation:
-            self.convolved, self.product_size = True, 0
-        elif operation.endswith("mm") or "linear" in operation or operation in ("matmul", "einsum"):
-            self.product_size = result.numel()
-
     def positions(self, x: Tensor, *, pool: bool = False) -> list[int]:
         """The axes of a map to reduce: all but samples and channels."""
         if x.ndim < 3 or (self.wanted.reduce == "none" and not pool):
             return []
         self.too_narrow |= self.inside != EVERYWHERE
-        # a product on the side, as in squeeze-and-excitation, is told by its size
-        is_product = self.product_size and self.product_size % max(x.numel(), 1) == 0
-        channels = 1 if self.convolved and not is_product else x.ndim - 1
+        channels = self.channels.axis(x)
         return [axis for axis in range(1, x.ndim) if axis != channels]
 
     def named_calls(self) -> list[Layer]:
@@ -288,10 +279,10 @@ def _watched(forward: Forward) -> Iterator[None]:
 
 
 @contextmanager
-def plainly(*, compiled: bool) -> Iterator[None]:
-    """Run every module and operation one by one, without gradients: what is fused hides what is inside.
+def plainly(*, compiled: bool, gradients: bool = False) -> Iterator[None]:
+    """Run every module and operation one by one: what is fused hides what is inside.
 
-    ``compiled``: whether parts of the network are.
+    ``compiled``: whether parts of the network are. ``gradients``: whether to leave these on.
     """
     torch = require("torch", extra="torch")
     with ExitStack() as stack:
@@ -305,11 +296,11 @@ def plainly(*, compiled: bool) -> Iterator[None]:
         if "torch._dynamo" in sys.modules and hasattr(torch.compiler, "set_stance"):  # from torch 2.6
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         # not inference_mode: what a module keeps for later would be no good for training
-        stack.enter_context(torch.no_grad())
+        stack.enter_context(nullcontext() if gradients else torch.no_grad())
         yield
 
 
-def _dispatch_mode(see: Callable[..., Any]) -> Any:
+def dispatch_mode(see: Callable[..., Any]) -> Any:
     """What shows ``see`` every operation of torch while it is entered."""
     mode: Any = require("torch.utils._python_dispatch", extra="torch").TorchDispatchMode()
     mode.__torch_dispatch__ = MethodType(see, mode)  # for a subclass, torch would first load its compiler

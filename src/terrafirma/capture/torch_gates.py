@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-__all__ = ["FUSED", "GATES", "HIDING", "Parts", "operation_name", "part_name"]
+__all__ = ["FUSED", "GATES", "HIDING", "Channels", "Parts", "operation_name", "part_name"]
 
 
 def _whole(x: Tensor, *_: Any) -> Tensor:
@@ -47,6 +47,26 @@ FUSED = "TensorExpr"  # what TorchScript has fused, in the text of its graph
 def operation_name(operation: Any) -> str:
     """The name of an operation without its library, its overload and whether it works in place."""
     return str(operation.name()).partition("::")[2].partition(".")[0].removesuffix("_")
+
+
+class Channels:
+    """Where the channels of maps are, told by the last convolution or matrix product that ran."""
+
+    def __init__(self) -> None:
+        self.convolved, self.product_size = False, 0
+
+    def note(self, operation: str, result: Any) -> None:
+        """Note what an operation of this name gave."""
+        if "conv" in operation:
+            self.convolved, self.product_size = True, 0
+        elif operation.endswith("mm") or "linear" in operation or operation in ("matmul", "einsum"):
+            self.product_size = result.numel()
+
+    def axis(self, x: Tensor) -> int:
+        """The axis of channels."""
+        # a product on the side, as in squeeze-and-excitation, is told by its size
+        is_product = self.product_size and self.product_size % max(x.numel(), 1) == 0
+        return 1 if self.convolved and not is_product else x.ndim - 1
 
 
 class Parts:
