@@ -160,7 +160,7 @@ def test_how_samples_are_cut_into_parts_does_not_matter(data, name, monkeypatch)
     whole = score.unreliability(test)
     one_by_one = np.concatenate([score.unreliability(test[[i]]) for i in range(len(test))])
     assert one_by_one == pytest.approx(whole, rel=1e-9, abs=1e-12)
-    monkeypatch.setattr("terrafirma.scores.base.ROWS", 7)
+    monkeypatch.setattr(type(score), "rows", 7)
     assert score.unreliability(test) == pytest.approx(whole, rel=1e-9, abs=1e-12)
 
 

@@ -125,10 +125,10 @@ class SklearnNetwork:
         yield run
 
     def linear(self, n_features: int, n_outputs: int) -> Linear:
-        """The output layer; of two classes the first one's logit is 0."""
+        """The output layer; two classes share their one logit."""
         W, b = self.mlp.coefs_[-1].T, self.mlp.intercepts_[-1]
         if self.classes is not None and len(W) == 1:
-            W, b = np.vstack([np.zeros_like(W), W]), np.append(np.zeros_like(b), b)
+            W, b = np.vstack([-W / 2, W / 2]), np.append(-b / 2, b / 2)
         return [W] if W.shape == (n_outputs, n_features) else [], [b], float(np.finfo(W.dtype).eps)
 
     def dropping(self, dropout: Dropout) -> Callable[[Any, int], Stochastic]:  # noqa: ARG002  # whatever was asked for
@@ -157,8 +157,8 @@ class SklearnNetwork:
         outputs = hidden[-1] @ self.mlp.coefs_[-1] + self.mlp.intercepts_[-1]
         if getattr(self.mlp, "out_activation_", "") == "exp":  # of a Poisson regression
             outputs = np.exp(outputs)
-        if self.classes is not None and outputs.shape[1] == 1:  # the logit of the second class against the first's 0
-            outputs = np.hstack([np.zeros_like(outputs), outputs])
+        if self.classes is not None and outputs.shape[1] == 1:  # the log of the second class's odds: half to each
+            outputs = np.hstack([-outputs / 2, outputs / 2])
         layers = [
             Layer(f"hidden_{i}", "relu", h.shape[1:], bits=h > 0, features=h) for i, h in enumerate(hidden, start=1)
         ]

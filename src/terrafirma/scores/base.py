@@ -60,6 +60,7 @@ class Score:
     grid: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
     needs: frozenset[str] = frozenset()
     helped_by: ClassVar[frozenset[str]] = frozenset()  # fields that it takes where they were recorded
+    rows: ClassVar[int] = ROWS
     uses_validation: ClassVar[bool] = False  # to learn, beside choosing hyperparameters
     settings_: dict[str, Any]
 
@@ -117,7 +118,8 @@ class Score:
         """One number for each sample, float64 (n,): higher = less reliable."""
         self.check_fitted("unreliability")
         self.check_needs(recorded, "recorded", self.needs - ONLY_TO_LEARN)
-        parts = [self.score(recorded[rows]) for rows in row_ranges(len(recorded), ROWS)]
+        ranges = row_ranges(len(recorded), self.rows)
+        parts = [self.score(recorded[rows] if len(ranges) > 1 else recorded) for rows in ranges]
         found = np.concatenate([np.zeros(0), *map(np.ravel, parts)])
         if found.shape != (len(recorded),) or any(np.ndim(part) != 1 for part in parts):
             raise InvalidInput(

@@ -133,6 +133,10 @@ class ClassDistance(Score):
     def _learn_layers(self, train: Recorded) -> None:
         labels = classes_of(train, self.name)
         self.layers_ = list(train.layers) or [train.layer_names[-1] if train.layer_names else "features"]
+        if self.model is not None:
+            from terrafirma.capture.gradients import check_layers
+
+            check_layers(self.model, self.layers_)  # rather now than after all Gaussians
         for part in PARTS:
             setattr(self, f"{part}_", {})
         for name in self.layers_:

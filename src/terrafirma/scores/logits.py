@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from terrafirma.core._checks import as_array, check_share
-from terrafirma.core._threads import row_ranges
+from terrafirma.core._threads import n_threads, row_ranges, threads
 from terrafirma.core.patterns import FloatArray
 from terrafirma.errors import InvalidInput
 from terrafirma.recorded import Recorded
@@ -35,6 +35,7 @@ __all__ = [
 ]
 
 BLOCK = 512  # rows
+MANY = 4096  # rows that are worth a thread
 LEAST = np.finfo(np.float64).min  # of the log of odds: finite, so that times 0 it is 0
 REACT_VALUES = 1 << 24  # activations that decide where ReAct clips, from evenly spaced samples
 
@@ -47,6 +48,7 @@ class LogitScore(Score):
 
     cost = "fit none; a query O(C)"
     needs = frozenset({"outputs"})
+    rows: ClassVar[int] = 1 << 20  # formulas take them block by block
     clip_: float
     head_weights_: FloatArray
     head_bias_: FloatArray
@@ -188,8 +190,14 @@ def by_block(formula: Callable[[FloatArray], FloatArray], logits: Any) -> FloatA
     """A formula of logits, for some rows at a time: what it needs for these stays in the cache."""
     values = as_array(logits, "logits")
     found = np.empty(len(values) if values.ndim else 0)
-    for rows in row_ranges(len(found), BLOCK) or [slice(0, 0)]:
-        found[rows] = formula(check_logits(values[rows] if values.ndim else values, rows.start))
+
+    def fill(part: slice) -> None:
+        for start in range(part.start, part.stop, BLOCK):
+            rows = slice(start, min(start + BLOCK, part.stop))
+            found[rows] = formula(check_logits(values[rows], start))
+
+    check_logits(values[:0] if values.ndim else values)
+    threads(fill, row_ranges(len(found), max(MANY, -(-len(found) // n_threads()))))
     return found
 
 

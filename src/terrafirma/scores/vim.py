@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
+import numpy.typing as npt
 from scipy.special import logsumexp
 
 from terrafirma.core._checks import check_count
@@ -20,6 +21,7 @@ from terrafirma.scores.logits import check_logits
 __all__ = ["Vim"]
 
 NO_WEIGHT = 1e-6  # of the head's largest singular value, and of the features' size: less is rounding of float32
+MANY = 10_000  # samples
 NO_VARIANCE = 1e-10  # of the largest variance
 
 
@@ -58,7 +60,10 @@ class Vim(Score):
         varying = int((variances > NO_VARIANCE * variances[-1]).sum())
         dim = min(self._dim(len(variances)), varying)
         self.outside_ = np.ascontiguousarray(axes[:, : len(variances) - dim])
-        residual = np.mean(np.concatenate([self._residual(features[rows]) for rows in blocks]))
+        narrow = np.float32 if len(features) > MANY else np.float64  # digits enough for a mean of many
+        outside: npt.NDArray[Any] = self.outside_.astype(narrow)
+        lengths = [np.linalg.norm((features[rows] - self.origin_).astype(narrow) @ outside, axis=1) for rows in blocks]
+        residual = np.mean(np.concatenate(lengths), dtype=np.float64)
         size = float(np.sqrt(variances.sum()))
         largest = abs(float(logits.max(axis=1).mean()))  # a bias may shift all logits below 0
         self.alpha_ = largest / (max(float(residual), NO_WEIGHT * size) or 1.0)
