@@ -34,7 +34,7 @@ __all__ = [
     "published_softmax",
 ]
 
-BLOCK = 512  # rows
+BLOCK = 1024  # rows
 MANY = 4096  # rows that are worth a thread
 LEAST = np.finfo(np.float64).min  # of the log of odds: finite, so that times 0 it is 0
 REACT_VALUES = 1 << 24  # activations that decide where ReAct clips, from evenly spaced samples
@@ -217,7 +217,9 @@ def check_logits(logits: Any, first: int = 0) -> FloatArray:
             f"logits must be numbers of shape (n, classes), at least two classes. Got {values.dtype} of shape {values.shape}."
         )
     values = values.astype(np.float64, copy=False)
-    if not np.isfinite(values).all():
+    with np.errstate(over="ignore", invalid="ignore"):
+        suspicious = not np.isfinite(values.sum())  # the sum of the largest floats, say
+    if suspicious and not np.isfinite(values).all():
         row = first + int(np.argmin(np.isfinite(values).all(axis=1)))
         raise InvalidInput(
             f"logits must be finite. Got NaN or infinity in row {row}; look for an overflow in the network."

@@ -17,7 +17,8 @@ from terrafirma.core.patterns import FloatArray, IntArray
 
 __all__ = ["Points", "nearest", "unit_rows"]
 
-QUERIES, ROWS = 512, 8192  # in a block: its products, 16 MB, stay in the cache
+QUERIES, ROWS = 512, 32_768  # in a block, of 64 MB: with more rows at once, fewer pairs look near that are not
+NUMBERS = 1 << 25  # of a block's rows, which may be copied
 COPIED = 1024  # rows that are float64 at a time
 UNIT = 2.0**-24  # what float32 rounds by
 TINY = 2.0**-125  # what a float32 product loses to underflow, at most
@@ -83,7 +84,8 @@ def nearest(queries: npt.NDArray[Any], points: Points, k: int, skip: IntArray | 
     """
     best = np.full((len(queries), 2, k), np.inf)
     skip = np.zeros((len(queries), 2), dtype=np.int64) if skip is None else skip
-    buffer = np.empty(min(len(queries), QUERIES) * min(len(points.rows), ROWS), dtype=np.float32)
+    step = min(ROWS, max(1024, NUMBERS // max(queries.shape[1], 1)))
+    buffer = np.empty((min(len(queries), QUERIES), max(1, min(len(points.rows), step))), dtype=np.float32)
     for block in row_ranges(len(queries), QUERIES):
         _search(queries[block].astype(np.float64, order="C"), points, skip[block], best[block], buffer)
     return np.asarray(np.sqrt(best[:, 0]))
@@ -108,9 +110,9 @@ def _search(queries: FloatArray, points: Points, skip: IntArray, best: FloatArra
     lifts[safe, 0] = (1 - off) * squares[safe] - width * TINY
     lifts[safe, 1] = 2 * off * squares[safe] + 2 * width * TINY
     floors = np.outer((1 - off, 2 * off), np.minimum(points.squares, HUGE)).astype(np.float32)
-    for block in row_ranges(len(points.rows), ROWS):
+    for block in row_ranges(len(points.rows), buffer.shape[1]):
         rows = points.rows[block]
-        products = buffer[: n * len(rows)].reshape(n, len(rows))
+        products = buffer.reshape(-1)[: n * len(rows)].reshape(n, len(rows))
         with np.errstate(over="ignore", invalid="ignore"):
             np.matmul(about, points.about_centre(block).T, out=products)
         known = np.ascontiguousarray(floors[:, block])
