@@ -60,7 +60,7 @@ class Score:
     grid: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
     needs: frozenset[str] = frozenset()
     helped_by: ClassVar[frozenset[str]] = frozenset()  # fields that it takes where they were recorded
-    rows: ClassVar[int] = ROWS
+    rows: int = ROWS
     uses_validation: ClassVar[bool] = False  # to learn, beside choosing hyperparameters
     settings_: dict[str, Any]
 

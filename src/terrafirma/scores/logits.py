@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from terrafirma.core._checks import as_array, check_share
-from terrafirma.core._threads import n_threads, row_ranges, threads
+from terrafirma.core._threads import row_ranges
 from terrafirma.core.patterns import FloatArray
 from terrafirma.errors import InvalidInput
 from terrafirma.recorded import Recorded
-from terrafirma.scores.base import Score, matrix_of
+from terrafirma.scores.base import ROWS, Score, matrix_of
 from terrafirma.scores.head import head_of
 
 __all__ = [
@@ -34,8 +34,7 @@ __all__ = [
     "published_softmax",
 ]
 
-BLOCK = 1024  # rows
-MANY = 4096  # rows that are worth a thread
+BLOCK = 512  # rows
 LEAST = np.finfo(np.float64).min  # of the log of odds: finite, so that times 0 it is 0
 REACT_VALUES = 1 << 24  # activations that decide where ReAct clips, from evenly spaced samples
 
@@ -48,7 +47,7 @@ class LogitScore(Score):
 
     cost = "fit none; a query O(C)"
     needs = frozenset({"outputs"})
-    rows: ClassVar[int] = 1 << 20  # formulas take them block by block
+    rows = 1 << 20  # formulas take them block by block
     clip_: float
     head_weights_: FloatArray
     head_bias_: FloatArray
@@ -57,6 +56,7 @@ class LogitScore(Score):
         self.react = react
         if react is not None:
             self.needs = self.needs | {"features"}
+            self.rows = ROWS  # for the product with the head
 
     def of_logits(self, logits: FloatArray) -> FloatArray:
         """The unreliability of logits (n, C)."""
@@ -190,14 +190,9 @@ def by_block(formula: Callable[[FloatArray], FloatArray], logits: Any) -> FloatA
     """A formula of logits, for some rows at a time: what it needs for these stays in the cache."""
     values = as_array(logits, "logits")
     found = np.empty(len(values) if values.ndim else 0)
-
-    def fill(part: slice) -> None:
-        for start in range(part.start, part.stop, BLOCK):
-            rows = slice(start, min(start + BLOCK, part.stop))
-            found[rows] = formula(check_logits(values[rows], start))
-
     check_logits(values[:0] if values.ndim else values)
-    threads(fill, row_ranges(len(found), max(MANY, -(-len(found) // n_threads()))))
+    for rows in row_ranges(len(found), BLOCK):
+        found[rows] = formula(check_logits(values[rows], rows.start))
     return found
 
 
